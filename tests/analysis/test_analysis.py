@@ -734,6 +734,7 @@ def test_images_of_a_batch_do_not_touch_each_other(function: Callable[..., np.nd
     np.testing.assert_allclose(whole, alone, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_wrapped_models_are_unwrapped() -> None:
     model = build()
     pixels = images(model)

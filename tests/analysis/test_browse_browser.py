@@ -80,6 +80,7 @@ class Opened:
         return dict(zip("xy", self.page.evaluate(f"toScreen({image})"), strict=True))
 
 
+@pytest.mark.slow
 def test_a_clicked_point_shows_its_image_and_its_neighbours(browser: Any, index: Path) -> None:
     with Opened(browser, index) as opened:
         assert opened.chosen() is None
@@ -204,6 +205,7 @@ def test_filters_search_and_order_agree_with_the_data(browser: Any, index: Path)
             assert page.locator("#legend li").count() == (2 if colours == "wrong" else 3)
 
 
+@pytest.mark.slow
 def test_names_are_shown_as_text_and_nothing_is_asked_for_but_files_of_the_page(browser: Any, index: Path) -> None:
     with Opened(browser, index) as opened:
         page = opened.page

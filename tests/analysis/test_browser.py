@@ -64,6 +64,7 @@ def test_sheets_can_be_read_at_any_width(browser: Any, sheets: list[Path], width
         page.close()
 
 
+@pytest.mark.slow(quick=["1280"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_tables_and_titles_of_any_length_stay_on_the_page(browser: Any, tmp_path: Path, width: int) -> None:
     rows = [(LONG, i, LONG, "0.5", "0.25", "x") for i in range(3)]

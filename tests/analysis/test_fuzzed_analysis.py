@@ -125,6 +125,7 @@ def assert_equal(one: Any, other: Any, what: str) -> None:
         np.testing.assert_allclose(one[name], other[name], rtol=1e-3, atol=1e-5, err_msg=f"{what}: {name}")
 
 
+@pytest.mark.slow
 def test_every_section_has_arrays_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     # No figure is drawn.
     figures = {name: lambda *_args, **_options: None for name in vars(plots) if name.startswith("plot_")}
@@ -164,6 +165,7 @@ def test_every_section_has_arrays_or_says_why_not(monkeypatch: pytest.MonkeyPatc
     assert checked >= 0.6 * count, "too many configs were refused to say anything"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 7, 12, 20][: draws(2, nightly=4)])
 def test_every_section_is_drawn_or_says_why_not(seed: int) -> None:
     case = drawn_case(random.Random(seed))
@@ -214,6 +216,7 @@ def test_patches_of_images_of_one_size_are_analysed_as_their_images(of_many_size
     np.testing.assert_allclose(shown[1], resized, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_images_of_many_sizes_are_analysed_one_by_one(of_many_sizes: Any, tmp_path: Any) -> None:
     model, processor = of_many_sizes
     images = [noise(50, 70), noise(51, 72), noise(70, 50)]

@@ -86,6 +86,7 @@ def measured(
     return {case: (added, said) for case, (added, said) in json.loads(run.stdout).items()}
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_for_many_photographs_and_for_bombs(tmp_path: Path) -> None:
     one = photograph(tmp_path / "photo.jpg", 4000, 3000)
     photos = []
@@ -112,6 +113,7 @@ def small_images(folder: Path, count: int) -> list[Path]:
     return paths
 
 
+@pytest.mark.slow
 def test_attention_to_many_patches_is_computed_of_one_image_at_a_time(tmp_path: Path) -> None:
     many = {**SMALL, "num_hidden_layers": 3, "image_size": 186, "num_labels": 5}
     ((added, said),) = measured(tmp_path, {"sheet": small_images(tmp_path, 8)}, many).values()

@@ -186,6 +186,7 @@ def test_training_curves_draw_what_was_logged() -> None:
         plot_training_curves([{"epoch": 1, "loss": 3.0}])
 
 
+@pytest.mark.slow(quick=["1-4", "5-20"])
 @pytest.mark.parametrize("channels, tiles", [(3, 4), (1, 4), (5, 20), (30, 48)])
 def test_filters_are_drawn_for_any_number_of_channels(channels: int, tiles: int) -> None:
     components = random(4, channels, 3, 4) - 0.5
@@ -212,6 +213,7 @@ def test_similarities_are_at_the_positions_of_their_patches() -> None:
         plot_prefix_similarity(similarity, ["class"])
 
 
+@pytest.mark.slow
 def test_biases_are_drawn_by_layer_and_head_on_one_scale() -> None:
     biases = random(10, 3, 7, 5) - 0.5
     biases[4, 1, 3, 2] = -2.0
@@ -231,6 +233,7 @@ POSITIONS = {name: fields for name, fields in VARIATIONS.items() if name.startsw
 OF_ADDED = {"position-similarity", "prefix-similarity"}
 
 
+@pytest.mark.slow(quick=["relative_table"])
 @pytest.mark.parametrize(
     "kind",
     [kind if kind in ("rotary_mixed", "relative_table") else pytest.param(kind, marks=pytest.mark.slow)
@@ -293,6 +296,7 @@ def test_several_labels_have_their_own_probabilities_and_a_regression_has_number
     assert [bar.get_width() for bar in probable.containers[0]] == [0.9, 0.8, 0.2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])
 def test_a_sheet_shows_what_a_model_of_several_labels_or_numbers_says(
     tmp_path: Path, files: list[Path], problem: str
@@ -410,6 +414,7 @@ def prepared(files: list[Path]) -> torch.Tensor:
 SIZES = ("20 × 30", "8 × 8", "33 × 21")
 
 
+@pytest.mark.slow
 def test_a_sheet_holds_every_picture_and_every_array(tmp_path: Path, files: list[Path]) -> None:
     model, out = build(num_register_tokens=2), tmp_path / "sheet"
     assert draw_sheet(files, model, processor(), out, names=("a <model>", ""), progress=False) == out / "index.html"
@@ -449,6 +454,7 @@ def test_a_sheet_holds_every_picture_and_every_array(tmp_path: Path, files: list
     np.testing.assert_allclose(arrays["attention_distance"], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_texts_tell_distances_apart_and_name_files_beside_classes(tmp_path: Path, files: list[Path]) -> None:
     model = build()
     model.classifier.weight.data.zero_()  # all images are of one class
@@ -467,6 +473,7 @@ def test_texts_tell_distances_apart_and_name_files_beside_classes(tmp_path: Path
     assert f"{distances.min():.0f}" == f"{distances.max():.0f}"  # in whole pixels they would be the same
 
 
+@pytest.mark.slow
 def test_two_models_are_side_by_side_and_missing_figures_are_explained(tmp_path: Path, files: list[Path]) -> None:
     other = build(PlainViTModel, pooling="mean", use_class_token=False, position_embedding_type="none")
     draw_sheet(
@@ -484,6 +491,7 @@ def test_two_models_are_side_by_side_and_missing_figures_are_explained(tmp_path:
     assert np.load(tmp_path / "sheet" / "arrays-compared.npz")["rollout"].shape == (1, 4, 5)
 
 
+@pytest.mark.slow
 def test_pixels_that_fill_no_patch_are_not_drawn(tmp_path: Path, files: list[Path]) -> None:
     model = build(drop_partial_patches=True)
     draw_sheet(files[:1], model, processor(size={"height": 14, "width": 19}), tmp_path / "sheet", progress=False)

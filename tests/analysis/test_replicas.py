@@ -42,6 +42,7 @@ OF_EVERY_KIND = [attention_maps, gradient_rollout, logit_lens]  # hooks on atten
 # Threads
 
 
+@pytest.mark.slow
 def test_threads_that_share_a_model_get_their_own_arrays() -> None:
     model = build("distilled")
     model.vit.layers[1].eval()

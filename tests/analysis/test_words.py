@@ -114,6 +114,7 @@ def assert_drawn_plainly(figure: Figure) -> None:
         assert len(text.get_text()) <= 250
 
 
+@pytest.mark.slow(quick=["training batch", "contributions"])
 @pytest.mark.filterwarnings("ignore:no installed font has")
 @pytest.mark.parametrize("case", DRAWN)
 @hypothesis.settings(max_examples=draws(3, nightly=200))
@@ -135,6 +136,7 @@ def test_dollar_signs_stay_dollar_signs() -> None:
     assert {"cost $5 and $6", r"\$5 and \$6", r"$\frac$"} <= texts
 
 
+@pytest.mark.slow(quick=["none"])
 @pytest.mark.parametrize("layout", ["constrained", "none"])
 def test_words_are_plain_in_a_layout_of_the_caller_and_in_a_copy(layout: str) -> None:
     figure = DRAWN["maps"](["cost $5 and $6", "_x", r"$\frac$"])
@@ -145,6 +147,7 @@ def test_words_are_plain_in_a_layout_of_the_caller_and_in_a_copy(layout: str) ->
         assert r"$\frac$" in {text.get_text() for text in texts_of(drawn)}
 
 
+@pytest.mark.slow(quick=["text.usetex"])
 @pytest.mark.parametrize("setting", ["axes.formatter.use_mathtext", "text.usetex"])
 def test_whatever_matplotlib_is_set_to_words_are_plain(setting: str) -> None:
     with matplotlib.rc_context({setting: True}):  # type: ignore[dict-item]

@@ -120,6 +120,7 @@ def test_the_other_commands_refuse_it_too_and_leave_everything_as_it_was(
     from_checkpoint(good)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "title", ["pickle that calls eval", "safetensors: a header of over 100 MB", "index that is empty"]
 )
@@ -184,6 +185,7 @@ def test_the_code_that_a_converted_folder_carries_is_ours_not_the_sources(
     assert not (tmp_path / "RAN").exists()
 
 
+@pytest.mark.slow
 def test_a_payload_in_such_a_folder_does_run_for_those_who_trust_it(claims_to_be_ours: Path, tmp_path: Path) -> None:
     """Without this the tests above could pass on a payload that does nothing."""
     code = (

@@ -133,6 +133,7 @@ def test_the_command_of_a_script_is_suggested_with_hints_about_its_model(
     assert again == f"  {typed} --model_hints {' '.join([*given[1:], given[0]])}"
 
 
+@pytest.mark.slow
 def test_the_missing_settings_of_a_teacher_are_no_hints_about_the_model(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -434,6 +435,7 @@ def test_the_options_are_the_hints() -> None:
     assert set(HINTS) == names - {"id2label"} | {"format", "revision"}  # that is --labels FILE
 
 
+@pytest.mark.slow(quick=["plain_vit"])
 @pytest.mark.parametrize("module", ["plain_vit", "torch", "transformers", "plain_vit.cli", "plain_vit.conversion"])
 def test_an_interrupt_while_the_package_is_imported_is_one_line(module: str, tmp_path: Path) -> None:
     program = f"""
@@ -479,6 +481,7 @@ def test_what_the_system_refuses_is_one_line(
     assert printed[:-1].isprintable()
 
 
+@pytest.mark.slow
 def test_a_terminal_without_a_letter_and_a_reader_who_leaves_are_no_faults(
     checkpoint: Path, foreign: torch.nn.Module, tmp_path: Path
 ) -> None:
@@ -556,6 +559,7 @@ def test_show_waits_at_no_pipe(model_folder: Path, tmp_path: Path, capsys: pytes
     assert "is a folder, a pipe or a device" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_page_of_show_has_no_path_of_the_machine(model_folder: Path, tmp_path: Path) -> None:
     images = []
     for place in ("one", "other"):  # equal names are distinguished by their folders

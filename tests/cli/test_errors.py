@@ -17,6 +17,7 @@ KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issu
 ACTING = "\x1b]0;title\x07\x1b[2J\x1b[31m\r\x08\x9b31m\u202egnp.\u2028\udcff"
 
 
+@pytest.mark.slow
 @hypothesis.given(strategies.text(strategies.characters(), max_size=200))
 def test_every_line_is_printable_and_plain_text_stays_as_it_is(text: str) -> None:
     shown = printable(text)

@@ -102,6 +102,7 @@ print(json.dumps(outcomes))
 """
 
 
+@pytest.mark.slow
 def test_every_module_and_script_says_in_one_line_what_is_missing(tmp_path: Path) -> None:
     run = without(OPTIONAL, tmp_path, "-c", DRIVER, ROOT / "examples", *SCRIPTS)
     assert run.returncode == 0, run.stderr
@@ -118,6 +119,7 @@ def test_every_module_and_script_says_in_one_line_what_is_missing(tmp_path: Path
         assert named(said) in OPTIONAL
 
 
+@pytest.mark.slow
 def test_the_command_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "image.png").touch()
     (tmp_path / "model").mkdir()
@@ -170,6 +172,7 @@ def test_faults_of_our_own_are_not_hidden() -> None:
     assert not isinstance(caught.value, MissingPackageError)
 
 
+@pytest.mark.slow
 def test_no_import_of_an_optional_package_is_left_without_its_remedy() -> None:
     known = requirements("") | {"plain_vit", "plain_vit_command"} | set(sys.stdlib_module_names)
     unguarded = set()
@@ -204,6 +207,7 @@ def without_marker(line: str) -> tuple[str, str]:
     return found.name, str(found.specifier)
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_space_load_where_only_the_space_is_installed(tmp_path: Path) -> None:
     """`make test-space` has an environment of its own, and shares the fixtures of all tests."""
     hidden = OPTIONAL - requirements("space")

@@ -733,6 +733,7 @@ def faults_of(outcome: Outcome) -> Iterator[str]:
         yield f"takes {outcome.seconds:.1f} s"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_generated_attack_ends_in_one_printable_message(attack: str, bases: Path, tmp_path: Path) -> None:
     count = draws(4, nightly=120 if attack == "images" else 210)  # each sound image is drawn, which takes seconds

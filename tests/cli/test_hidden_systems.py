@@ -16,6 +16,7 @@ SHAPE = ["--num-attention-heads", "4", "--image-size", "16", "--patch-size", "8"
 IMAGE = "examples/space/images/3.png"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", ["windows", "macos"])
 def test_a_model_is_converted_trained_used_and_pushed(system: str, tmp_path: Path, hub: HubEndpoint) -> None:
     def run(*words: str | Path) -> str:

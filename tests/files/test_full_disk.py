@@ -42,6 +42,7 @@ def show_with_a_full_disk(words: list[str], limit: int) -> tuple[int, str]:
         return main(words), printed.getvalue()
 
 
+@pytest.mark.slow(quick=["0"])
 @pytest.mark.parametrize("limit", [0, 5000, 60_000])
 def test_show_leaves_no_page_and_says_so_in_one_line(limit: int, tmp_path: Path) -> None:
     model = tmp_path / "model"
@@ -90,6 +91,7 @@ def write(folder: Path, limit: int | None) -> None:
     write_file(folder / "index.html", "<p>page</p>" * (1000 if limit is None else 1001))
 
 
+@pytest.mark.slow(quick=["write-700"])
 @pytest.mark.parametrize("limit", [0, 100, 700])
 @pytest.mark.parametrize("writer", [lambda folder, limit: take(folder, 1 if limit is None else 2, limit), draw, write])
 def test_a_run_keeps_what_it_has_written(writer: Any, limit: int, tmp_path: Path) -> None:
@@ -142,6 +144,7 @@ def checkpoint_of_a_run(folder: Path, step: int, limit: int | None, sharded: boo
         run.release()
 
 
+@pytest.mark.slow(quick=["103000-True"])
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("limit", [0, 300, 60_000, 103_000])
 def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(limit: int, sharded: bool, tmp_path: Path) -> None:
@@ -159,6 +162,7 @@ def stage_with_torch(target: Path, limit: int | None) -> None:
         torch.save({"matrix": torch.randn(97, 131)}, new)
 
 
+@pytest.mark.slow(quick=["0"])
 @pytest.mark.parametrize("limit", [0, 300, 40_000, 51_000])
 def test_a_file_of_torch_that_does_not_fit_is_one_line(limit: int, tmp_path: Path) -> None:
     in_a_process(stage_with_torch, tmp_path / "tensors.pt", None)

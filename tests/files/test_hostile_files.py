@@ -22,6 +22,16 @@ from tests.processes import in_a_process, kilobytes
 from tests.sizes import draws
 
 
+@pytest.mark.slow(
+    quick=[
+        "index that maps to numbers",
+        "one file beside an index",
+        "a configuration instead of weights named weights.npz",
+        "a shard of torch.distributed.checkpoint",
+        "safetensors: a shape of truth values",
+        "hostile pickle that torch did not write",
+    ]
+)
 @pytest.mark.parametrize("title", BAD_FILES)
 def test_a_bad_file_gets_the_error_that_names_it_and_its_remedy(
     title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -77,6 +87,7 @@ def open_all(sources: list[Path]) -> tuple[int, float]:
     return refused, (kilobytes("VmHWM") - before) / 1024
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads its own size from /proc")
 def test_no_bad_file_takes_much_memory(tmp_path: Path) -> None:
     sources = []

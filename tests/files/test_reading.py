@@ -449,6 +449,7 @@ def test_a_mapped_file_that_was_cut_off_before_is_refused(tmp_path: Path) -> Non
         tensors["half"]
 
 
+@pytest.mark.slow
 def test_file_tools_import_no_source_of_checkpoints() -> None:
     code = (
         "import sys, plain_vit.files.reading, plain_vit.files.staging\n"

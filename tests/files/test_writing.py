@@ -163,6 +163,7 @@ def rewrite_a_thesis_for_ever(target: Path, started: Any) -> None:
         write_version(target, started.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swaps", [True, False])
 def test_killed_while_a_folder_is_kept_every_thesis_survives(
     swaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -336,6 +337,16 @@ EXPRESSIBLE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(
+    quick=[
+        "vit_pytorch-model.pt-3000",
+        "vit_pytorch-model.safetensors-3000",
+        "torchvision-model.pth-3000",
+        "torchvision-model.safetensors-100",
+        "torchvision-model.safetensors-3000",
+        "google-model.npz-3000",
+    ]
+)
 @pytest.mark.parametrize("limit", [0, 100, 3000, 12_000])
 @pytest.mark.parametrize("format, name", [(format, name) for format, names in EXPORTS.items() for name in names])
 def test_every_export_to_a_full_disk_leaves_what_was_there(format: str, name: str, limit: int, tmp_path: Path) -> None:
@@ -678,6 +689,7 @@ def growth_of_a_copy(small: Path, source: Path, target: Path) -> int:
     return (kilobytes("VmHWM") - before) * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads its own size from /proc")
 @pytest.mark.parametrize("save, suffix", [(safetensors.torch.save_file, ".safetensors"), (torch.save, ".pt")])
 def test_a_checkpoint_is_copied_holding_two_tensors_at_a_time(save: Callable, suffix: str, tmp_path: Path) -> None:

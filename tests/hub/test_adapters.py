@@ -62,6 +62,7 @@ def local(tmp_path: Path) -> Path:
     return save_adapter(tmp_path / "adapter", save_base(tmp_path))
 
 
+@pytest.mark.slow
 def test_adapters_arrive_with_pages_whose_blocks_give_the_same_numbers(hub: HubEndpoint, tmp_path: Path) -> None:
     push_folder(save_base(tmp_path), BASE)
     models = {REPO: adapted(BASE), "alice/other": adapted(BASE, num_labels=11, ignore_mismatched_sizes=True)}
@@ -96,6 +97,7 @@ def test_adapters_arrive_with_pages_whose_blocks_give_the_same_numbers(hub: HubE
             assert torch.equal(torch.load(tmp_path / f"logits {number}.pt"), model(pixels()).logits)
 
 
+@pytest.mark.slow
 def test_a_model_with_an_adapter_of_transformers_pushes_itself(hub: HubEndpoint, tmp_path: Path) -> None:
     push_folder(save_base(tmp_path), BASE)
     model = PlainViTForImageClassification.from_pretrained(BASE)
@@ -110,6 +112,7 @@ def test_a_model_with_an_adapter_of_transformers_pushes_itself(hub: HubEndpoint,
     assert metadata(files["README.md"])["base_model"] == BASE
 
 
+@pytest.mark.slow
 def test_the_image_processor_next_to_an_adapter_goes_along(hub: HubEndpoint, tmp_path: Path) -> None:
     push_folder(save_base(tmp_path), BASE)
     folder = save_adapter(tmp_path / "adapter", BASE)
@@ -152,6 +155,7 @@ def test_a_relative_folder_that_looks_like_an_id_is_refused(
         push_folder(local, REPO, dry_run=True)
 
 
+@pytest.mark.slow
 def test_a_base_in_the_hub_cache_is_named_by_its_id(hub: HubEndpoint, tmp_path: Path) -> None:
     push_folder(save_base(tmp_path), BASE)
     folder = save_adapter(tmp_path / "adapter", snapshot_download(BASE))
@@ -185,6 +189,7 @@ def test_an_adapter_next_to_a_whole_model_needs_a_base_too(local: Path, tmp_path
 # ---- the page ----
 
 
+@pytest.mark.slow
 def test_text_written_by_hand_is_kept(hub: HubEndpoint, tmp_path: Path) -> None:
     hub.add_repository(BASE)
     folder = save_adapter(tmp_path / "adapter", save_base(tmp_path), base_model_name_or_path=BASE)

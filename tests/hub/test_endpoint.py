@@ -146,6 +146,7 @@ def test_a_data_set_loads(hub: HubEndpoint) -> None:
     assert HfFileSystem(endpoint=hub.url).exists("datasets/alice/digits/train.csv")
 
 
+@pytest.mark.slow
 def test_a_data_set_of_images_is_pushed_and_loads_privately(hub: HubEndpoint) -> None:
     images = [Image.new("RGB", (7, 5), color) for color in ("red", "blue")]
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee"])})
@@ -158,6 +159,7 @@ def test_a_data_set_of_images_is_pushed_and_loads_privately(hub: HubEndpoint) ->
         HfApi().dataset_info("alice/insects", token=False)
 
 
+@pytest.mark.slow
 def test_another_process_meets_it_too_and_works_offline_afterwards(hub: HubEndpoint, tmp_path: Path) -> None:
     hub.add_repository("alice/model", files={"config.json": b"{}"}, private=True)
     code = "import huggingface_hub; print(huggingface_hub.snapshot_download('alice/model'))"

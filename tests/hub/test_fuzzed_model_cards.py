@@ -164,6 +164,7 @@ def written_processor(folder: Path, kind: type, settings: Mapping[str, Any]) -> 
     (folder / "preprocessor_config.json").write_text(json.dumps({**settings, "image_processor_type": kind.__name__}))
 
 
+@pytest.mark.slow(quick=["1"])
 @pytest.mark.parametrize("seed", range(draws(4, nightly=12)))
 def test_the_words_about_the_image_processor_are_what_it_does(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
@@ -190,6 +191,7 @@ def test_the_words_about_the_image_processor_are_what_it_does(seed: int, tmp_pat
     assert compared >= 20
 
 
+@pytest.mark.slow(quick=["1"])
 @pytest.mark.parametrize("seed", range(draws(3, nightly=6)))
 def test_the_words_about_the_model_are_what_it_returns(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)

@@ -81,6 +81,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 # ---- a push and a load ----
 
 
+@pytest.mark.slow
 def test_a_pushed_folder_needs_no_editing_and_opens_with_the_same_numbers(hub: HubEndpoint, folder: Path) -> None:
     push = push_folder(folder, REPO)
     files = hub.files(REPO)
@@ -99,6 +100,7 @@ def test_a_pushed_folder_needs_no_editing_and_opens_with_the_same_numbers(hub: H
     assert torch.equal(logits(from_checkpoint(REPO).model), logits(build()))
 
 
+@pytest.mark.slow
 def test_the_blocks_of_a_pushed_page_run(hub: HubEndpoint, folder: Path, tmp_path: Path) -> None:
     push_folder(folder, REPO, private=True)
     Image.new("RGB", (67, 31), "red").save(tmp_path / "image.png")
@@ -136,6 +138,7 @@ for revision in revisions:
 """
 
 
+@pytest.mark.slow
 def test_without_the_package_it_opens_from_an_empty_cache_at_a_revision_sharded_and_offline_afterwards(
     hub: HubEndpoint, tmp_path: Path
 ) -> None:
@@ -166,6 +169,7 @@ def test_without_the_package_it_opens_from_an_empty_cache_at_a_revision_sharded_
     assert torch.equal(torch.load(tmp_path / "main.pt"), logits(build(2)))
 
 
+@pytest.mark.slow
 def test_a_private_repository_opens_for_its_owner_alone(hub: HubEndpoint, folder: Path) -> None:
     push_folder(folder, REPO, private=True)
     with pytest.raises(OSError, match="not a valid model identifier"):
@@ -173,6 +177,7 @@ def test_a_private_repository_opens_for_its_owner_alone(hub: HubEndpoint, folder
     AutoModel.from_pretrained(REPO, token="hf_read")
 
 
+@pytest.mark.slow
 def test_model_and_processor_push_themselves_with_their_code_and_keep_our_page(hub: HubEndpoint, folder: Path) -> None:
     write_card(folder, ModelFacts(license="mit"))
     push_folder(folder, REPO)
@@ -186,6 +191,7 @@ def test_model_and_processor_push_themselves_with_their_code_and_keep_our_page(h
     assert AutoImageProcessor.from_pretrained(REPO).size == {"height": 16, "width": 28}
 
 
+@pytest.mark.slow
 def test_a_model_that_pushes_itself_to_a_new_private_repository_opens(hub: HubEndpoint) -> None:
     build().push_to_hub(REPO, private=True, max_shard_size="30KB", revision="draft")
     assert hub.repository(REPO, "model").private
@@ -197,6 +203,7 @@ def test_a_model_that_pushes_itself_to_a_new_private_repository_opens(hub: HubEn
         assert torch.equal(model(pixels()).last_hidden_state, build().vit(pixels()).last_hidden_state)
 
 
+@pytest.mark.slow
 def test_weights_of_an_earlier_push_go(hub: HubEndpoint, tmp_path: Path) -> None:
     push_folder(save(tmp_path / "sharded", seed=1, max_shard_size="30KB"), REPO)
     shards = {name for name in hub.files(REPO) if ".safetensors" in name}
@@ -251,6 +258,7 @@ def test_a_dry_run_lists_the_files_and_contacts_no_server(folder: Path) -> None:
     assert "  left out notes.txt: not part of a model repository" in shown
 
 
+@pytest.mark.slow
 def test_a_file_is_sent_besides_only_by_its_exact_path(folder: Path) -> None:
     (folder / "notes").mkdir()
     (folder / "notes" / "first.txt").write_text("mine")
@@ -261,6 +269,7 @@ def test_a_file_is_sent_besides_only_by_its_exact_path(folder: Path) -> None:
             push_folder(folder, REPO, dry_run=True, include=[asked])
 
 
+@pytest.mark.slow
 def test_what_the_model_needs_cannot_be_excluded(folder: Path) -> None:
     for pattern in ("*.safetensors", "config.json", "layers*", "preprocessor_config.json"):
         with pytest.raises(PushRefusedError, match="is needed"):
@@ -269,6 +278,7 @@ def test_what_the_model_needs_cannot_be_excluded(folder: Path) -> None:
     assert "README.md" not in push_folder(folder, REPO, dry_run=True, exclude=["README.md"]).sent
 
 
+@pytest.mark.slow
 def test_a_folder_is_sent_as_it_was_looked_at(hub: HubEndpoint, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = huggingface_hub.HfApi.list_repo_tree
 
@@ -283,6 +293,7 @@ def test_a_folder_is_sent_as_it_was_looked_at(hub: HubEndpoint, folder: Path, mo
     assert not hub.path(REPO, "model").exists()
 
 
+@pytest.mark.slow
 def test_huge_files_links_and_pipes_are_refused(folder: Path, tmp_path: Path) -> None:
     with (folder / "labels.txt").open("wb") as file:
         file.truncate(LIMIT_BYTES + 1)  # takes no room
@@ -323,6 +334,7 @@ def test_a_folder_that_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> 
         push_folder(tmp_path / "gone", REPO, dry_run=True)
 
 
+@pytest.mark.slow
 def test_a_folder_that_does_not_open_is_not_pushed(folder: Path) -> None:
     def refused(match: str) -> None:
         with pytest.raises((CheckpointError, MappingError), match=match):
@@ -360,6 +372,7 @@ def test_a_folder_that_does_not_open_is_not_pushed(folder: Path) -> None:
     refused("NaN")
 
 
+@pytest.mark.slow
 def test_code_of_ones_own_is_read_and_said_not_to_have_run(folder: Path) -> None:
     (folder / "layers_plain_vit.py").write_text((folder / "layers_plain_vit.py").read_text() + "\n# mine\n")
     push = push_folder(folder, REPO, dry_run=True)
@@ -370,6 +383,7 @@ def test_code_of_ones_own_is_read_and_said_not_to_have_run(folder: Path) -> None
         push_folder(folder, REPO, dry_run=True)
 
 
+@pytest.mark.slow
 def test_an_unchanged_push_sends_nothing_and_says_so(hub: HubEndpoint, folder: Path) -> None:
     push_folder(folder, REPO)
     commits = len(hub.repository(REPO, "model").commits)
@@ -382,6 +396,7 @@ def test_an_unchanged_push_sends_nothing_and_says_so(hub: HubEndpoint, folder: P
     assert set(third.unchanged) == WHOLE - {"model.safetensors"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [400, 403, 413])
 def test_a_refused_first_push_leaves_no_repository(status: int, hub: HubEndpoint, folder: Path) -> None:
     hub.fail("POST", "/commit/", status=status)
@@ -399,6 +414,7 @@ def test_a_refused_first_push_leaves_no_repository(status: int, hub: HubEndpoint
     assert set(hub.files(REPO)) == WHOLE
 
 
+@pytest.mark.slow
 def test_a_revision_that_cannot_be_is_named(hub: HubEndpoint, folder: Path) -> None:
     for revision in ("a b", "a..b", "-x", "x.lock", "a~1", "", "/x", "\x1b[31m"):
         with pytest.raises(HubError, match="is not a valid branch name") as caught:
@@ -410,6 +426,7 @@ def test_a_revision_that_cannot_be_is_named(hub: HubEndpoint, folder: Path) -> N
         push_folder(folder, REPO, revision="draft")
 
 
+@pytest.mark.slow
 def test_an_image_processor_within_another_is_pushed(hub: HubEndpoint, folder: Path) -> None:
     settings = json.loads((folder / "preprocessor_config.json").read_text())
     nested = {"image_processor": settings | {"size": {"height": 16, "width": 28}}, "processor_class": "CLIPProcessor"}
@@ -419,6 +436,7 @@ def test_an_image_processor_within_another_is_pushed(hub: HubEndpoint, folder: P
     assert AutoImageProcessor.from_pretrained(REPO).size == {"height": 16, "width": 28}
 
 
+@pytest.mark.slow
 def test_a_model_pushes_itself_with_its_page_and_its_image_processor(hub: HubEndpoint, folder: Path) -> None:
     loaded = PlainViTForImageClassification.from_pretrained(folder)
     loaded.push_to_hub(REPO, tags=["insects"])
@@ -439,6 +457,7 @@ def test_a_model_pushes_itself_with_its_page_and_its_image_processor(hub: HubEnd
     assert not (folder.parent / "third" / "README.md").exists()
 
 
+@pytest.mark.slow
 def test_what_a_model_or_a_processor_pushes_itself_is_searched(hub: HubEndpoint) -> None:
     token = "hf_" + "aB3" * 12
     labels = dict(enumerate(["ant", "bee", token, "dog", "eel", "fox", "gnu"]))
@@ -462,6 +481,7 @@ def test_a_name_that_cannot_be_is_refused(repo_id: str, folder: Path) -> None:
         push_folder(folder, repo_id, dry_run=True)
 
 
+@pytest.mark.slow
 def test_code_in_the_folder_is_sent_but_never_run(
     hub: HubEndpoint, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,6 +500,7 @@ def test_code_in_the_folder_is_sent_but_never_run(
 # ---- the page ----
 
 
+@pytest.mark.slow
 def test_a_page_that_a_person_edited_on_the_hub_stays(hub: HubEndpoint, folder: Path) -> None:
     push_folder(folder, REPO)
     mine = b"---\nlibrary_name: transformers\n---\n# Mine\n"
@@ -492,6 +513,7 @@ def test_a_page_that_a_person_edited_on_the_hub_stays(hub: HubEndpoint, folder: 
     assert is_untouched(hub.files(REPO)["README.md"])
 
 
+@pytest.mark.slow
 def test_an_unedited_model_card_is_updated(hub: HubEndpoint, folder: Path) -> None:
     push_folder(folder, REPO)
     write_card(folder, ModelFacts(license="mit"))
@@ -514,6 +536,7 @@ def heads(hub: HubEndpoint) -> dict[str, str]:
     return hub.repository(REPO, "model").branches
 
 
+@pytest.mark.slow
 def test_a_fault_that_passes_is_outlived(hub: HubEndpoint, folder: Path, slept: list[float]) -> None:
     hub.fail("POST", "/commit/", status=500)
     hub.fail("POST", "/commit/", status=429, headers={"Retry-After": "7"})
@@ -525,6 +548,7 @@ def test_a_fault_that_passes_is_outlived(hub: HubEndpoint, folder: Path, slept: 
     assert 7.0 in slept
 
 
+@pytest.mark.slow
 def test_an_interrupted_push_is_taken_up_where_it_broke_off(hub: HubEndpoint, folder: Path, slept: list[float]) -> None:
     hub.fail("POST", "/commit/", status=500, times=99)
     with pytest.raises(HubError, match=r"alice/model was created for this push and is empty: internal error.*500"):
@@ -538,6 +562,7 @@ def test_an_interrupted_push_is_taken_up_where_it_broke_off(hub: HubEndpoint, fo
     assert [method for method, *_ in hub.requests].count("PUT") == uploads == 1
 
 
+@pytest.mark.slow
 def test_a_commit_whose_answer_was_lost_is_not_made_twice(
     hub: HubEndpoint, folder: Path, slept: list[float], tmp_path: Path
 ) -> None:
@@ -549,6 +574,7 @@ def test_a_commit_whose_answer_was_lost_is_not_made_twice(
     assert set(hub.files(REPO)) == WHOLE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "status, says",
     [
@@ -571,6 +597,7 @@ def test_a_refusal_is_a_clear_error_and_changes_nothing(
     assert heads(hub) == before
 
 
+@pytest.mark.slow
 def test_somebody_elses_change_is_not_overwritten(
     hub: HubEndpoint, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -590,6 +617,7 @@ def test_somebody_elses_change_is_not_overwritten(
     assert torch.equal(logits(from_checkpoint(REPO).model), logits(build(0)))
 
 
+@pytest.mark.slow
 def test_token_and_permission_errors_are_clear(hub: HubEndpoint, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for token, says in [
         ("hf_wrong", "token was rejected"),
@@ -604,6 +632,7 @@ def test_token_and_permission_errors_are_clear(hub: HubEndpoint, folder: Path, m
     assert not hub.path(REPO, "model").exists()
 
 
+@pytest.mark.slow
 def test_private_is_never_pushed_into_a_public_repository(hub: HubEndpoint, folder: Path) -> None:
     hub.add_repository(REPO)
     with pytest.raises(HubError, match="exists and is public"):
@@ -615,6 +644,7 @@ def test_private_is_never_pushed_into_a_public_repository(hub: HubEndpoint, fold
         push_folder(folder, "alice/other", token="hf_mallory")
 
 
+@pytest.mark.slow
 def test_without_a_network_the_error_says_so(
     hub: HubEndpoint, folder: Path, slept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -626,6 +656,7 @@ def test_without_a_network_the_error_says_so(
         push_folder(folder, REPO)
 
 
+@pytest.mark.slow
 def test_a_cut_download_is_not_taken_for_the_file(hub: HubEndpoint, folder: Path, slept: list[float]) -> None:
     push_folder(folder, REPO)
     hub.drop("GET", "/lfs/", after=1000, times=99)
@@ -635,6 +666,7 @@ def test_a_cut_download_is_not_taken_for_the_file(hub: HubEndpoint, folder: Path
     assert torch.equal(logits(from_checkpoint(REPO).model), logits(build()))
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_on_the_way_is_noticed(hub: HubEndpoint, folder: Path) -> None:
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     assert weights
@@ -661,6 +693,7 @@ def checkpoint(tmp_path: Path) -> Path:
 HINTS = ["--num-attention-heads", "2", "--image-size", "24", "--patch-size", "8"]
 
 
+@pytest.mark.slow
 def test_convert_pushes_a_model_with_its_page_and_leaves_nothing_here(
     hub: HubEndpoint, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -685,6 +718,7 @@ def test_convert_pushes_a_model_with_its_page_and_leaves_nothing_here(
         assert torch.equal(opened(images).logits, converted(images).logits)
 
 
+@pytest.mark.slow
 def test_push_sends_what_the_dry_run_listed(hub: HubEndpoint, folder: Path, capsys: pytest.CaptureFixture) -> None:
     (folder / "notes.pt").write_bytes(b"x")
     assert main(["push", str(folder), REPO, "--include", "notes.pt"]) == PushRefusedError.exit_code

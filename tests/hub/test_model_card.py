@@ -98,6 +98,7 @@ def test_the_metadata_says_everything_that_is_known_and_the_validators_take_it(f
     assert data["widget"][0]["src"].endswith("your-name/insects-vit/resolve/main/curves.png")
 
 
+@pytest.mark.slow
 def test_the_model_card_describes_architecture_origin_usage_and_results(folder: Path) -> None:
     write_card(folder, FACTS)
     card = card_of(folder)
@@ -352,6 +353,7 @@ def draw_page(folder: Path, draw: random.Random) -> None:
     (folder / "README.md").unlink()
 
 
+@pytest.mark.slow
 def test_untrusted_text_stays_text(folder: Path) -> None:
     for seed in range(draws(40, nightly=1000)):
         draw_page(folder, random.Random(seed))
@@ -450,6 +452,7 @@ def test_the_calibration_is_unknown_unless_it_was_measured(folder: Path, measure
     assert ("calibration of the scores is unknown" in card_of(folder)) != measured
 
 
+@pytest.mark.slow
 def test_names_that_are_no_utf_8_convert_and_push(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=24, num_heads=3, depth=1, num_classes=2)
     source = tmp_path / os.fsdecode(b"so\xffurce")

@@ -46,6 +46,7 @@ def secret(title: str, seed: int = 0) -> str:
 # ---- over HTTP ----
 
 
+@pytest.mark.slow
 def test_of_140_planted_files_none_is_sent_even_if_asked_for_by_its_path(hub: HubEndpoint, folder: Path) -> None:
     secrets = {f"notes/{number}.txt": secret(title).encode() for number, title in enumerate(SECRETS)}
     planted = {**secrets, **PICKLES, **STATES}
@@ -60,6 +61,7 @@ def test_of_140_planted_files_none_is_sent_even_if_asked_for_by_its_path(hub: Hu
     assert set(push.left_out) == set(planted)
 
 
+@pytest.mark.slow
 def test_a_secret_in_a_file_that_is_sent_refuses_the_push(hub: HubEndpoint, folder: Path) -> None:
     kept = {name: (folder / name).read_bytes() for name in WHOLE - {"README.md"}}
     hidden = secret("Hugging Face token")
@@ -88,6 +90,7 @@ def test_the_command_and_the_message_of_the_commit_are_searched(hub: HubEndpoint
     assert not hub.path(REPO, "model").exists()
 
 
+@pytest.mark.slow
 def test_secrets_of_the_environment_are_found_by_value(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
     monkeypatch.setenv("HF_TOKEN", "hf_write")
@@ -102,6 +105,7 @@ def test_secrets_of_the_environment_are_found_by_value(folder: Path, monkeypatch
 # ---- kinds ----
 
 
+@pytest.mark.slow
 def test_texts_that_are_asked_for_arrive_as_they_are(hub: HubEndpoint, folder: Path) -> None:
     texts = {f"notes/one{suffix}": "caf\u00e9\r\n\t1, 2\n".encode() for suffix in sorted(files.TEXTS)}
     plant(folder, texts)
@@ -117,6 +121,7 @@ def test_a_text_that_is_too_long_to_be_searched_is_refused(folder: Path, monkeyp
         push_folder(folder, REPO, dry_run=True)
 
 
+@pytest.mark.slow
 def test_a_report_is_sent_if_it_is_asked_for_and_said_to_hold_images(hub: HubEndpoint, folder: Path) -> None:
     names = [f"report/{name}.png" for name in ("curves", "mistakes", "attention", "positions_0")]
     for name in names:
@@ -141,6 +146,7 @@ def test_a_report_is_sent_if_it_is_asked_for_and_said_to_hold_images(hub: HubEnd
 # ---- metadata ----
 
 
+@pytest.mark.slow
 def test_metadata_of_weights_is_refused_unless_the_key_is_named(folder: Path) -> None:
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt", "author": "bob", "place": "x"})
@@ -197,6 +203,7 @@ def pictures() -> dict[str, bytes]:
     return saved
 
 
+@pytest.mark.slow
 def test_pictures_arrive_upright_with_their_pixels_and_nothing_else(hub: HubEndpoint, folder: Path) -> None:
     saved = pictures()
     page = "# Mine\n" + "\n".join(f"![{name}](report/{name})" for name in saved)
@@ -222,6 +229,7 @@ def test_pictures_arrive_upright_with_their_pixels_and_nothing_else(hub: HubEndp
         assert (folder / "report" / name).read_bytes() == data  # the folder stays as it is
 
 
+@pytest.mark.slow
 def test_what_is_no_single_picture_is_refused(folder: Path) -> None:
     saved = pictures()
     frames = [Image.new("RGB", (7, 13), color) for color in ("red", "blue")]
@@ -257,6 +265,9 @@ def test_a_damaged_picture_is_refused_and_never_an_error_of_its_own(tmp_path: Pa
 AROUND = {"": "", "my_": "", "x": " ", "'": "'", '{"a": "': '"}', "**": "**", "a line\n": "\nanother", "<b>": "</b>"}
 
 
+@pytest.mark.slow(
+    quick=["GitHub token", "AWS secret", "Groq key", "Weights and Biases code", "Stripe key", "address with a password"]
+)
 @pytest.mark.parametrize("title", SECRETS)
 def test_a_secret_is_found_whatever_stands_around_it(title: str) -> None:
     for seed in range(30):
@@ -289,6 +300,7 @@ REPEATED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(quick=["slack"])
 @pytest.mark.parametrize("name", REPEATED)
 def test_searching_a_text_takes_time_in_proportion_to_it(name: str, tmp_path: Path) -> None:
     path, seconds = tmp_path / "LICENSE", []
@@ -301,6 +313,7 @@ def test_searching_a_text_takes_time_in_proportion_to_it(name: str, tmp_path: Pa
     assert seconds[1] < 20 * seconds[0] + 0.2  # 8 times as long; by each pair of places it would be 64 times
 
 
+@pytest.mark.slow
 def test_ordinary_texts_hold_no_secret() -> None:
     code = [*ROOT.glob("plain_vit/*.py"), *ROOT.glob("plain_vit/hub/*.py")]
     for path in (ROOT / "README.md", ROOT / "LICENSE", *ROOT.glob("docs/*.md"), *code):
@@ -321,6 +334,7 @@ def test_ordinary_texts_hold_no_secret() -> None:
         assert secrets_in(text) == [], text
 
 
+@pytest.mark.slow
 def test_a_page_of_other_people_may_show_only_pictures_of_the_folder(folder: Path, tmp_path: Path) -> None:
     Image.new("RGB", (3, 2)).save(tmp_path / "outside.png")
     Image.new("RGB", (3, 2)).save(folder / "mine.png")

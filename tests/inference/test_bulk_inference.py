@@ -237,6 +237,7 @@ def load_dataset_image() -> Any:
     return ImageFeature(decode=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["stored", "streamed"])
 def test_two_processes_with_workers_write_the_bytes_of_one(
     model: Path, images: Path, tmp_path: Path, streaming: bool
@@ -274,6 +275,7 @@ def test_a_run_is_that_of_an_image_processor_whatever_names_its_class(model: Pat
     assert processor_settings(theirs) == theirs.to_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
 def test_a_killed_run_goes_on_to_the_same_bytes_and_keeps_what_it_wrote(
     model: Path, images: Path, tmp_path: Path, streaming: bool
@@ -302,6 +304,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_keeps_what_it_wrote(
     assert contents(folder) == resumed
 
 
+@pytest.mark.slow(quick=["streamed"])
 @pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
 def test_a_complete_run_that_lost_any_shards_gets_them_back(
     model: Path, images: Path, tmp_path: Path, streaming: bool
@@ -349,6 +352,7 @@ def reading_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith(THREADS)]
 
 
+@pytest.mark.slow
 def test_any_number_of_threads_reads_the_same(
     model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -811,6 +815,7 @@ def test_images_beyond_the_limits_are_named_before_their_pixels_are_decoded(
         assert all(Path(name).name in said for name in large)
 
 
+@pytest.mark.slow
 def test_a_damaged_image_says_one_thing(images: Path, model: Path, tmp_path: Path) -> None:
     count = 65_535
     tags = b"".join(struct.pack("<HHII", number, 2, 2**20, 8) for number in range(count))

@@ -84,6 +84,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "engine", "batch_size"),
     [(PlainViTForImageClassification, "onnx", 1), (PlainViTModel, "onnx", 8), (PlainViTModel, "openvino", 1),
@@ -108,6 +109,7 @@ def test_batches_of_any_size_have_the_numbers_of_the_model(kind: Any, engine: st
         assert all(torch.equal(one, other) for one, other in zip(as_tuple, found.to_tuple(), strict=True))
 
 
+@pytest.mark.slow
 def test_results_of_one_call_are_not_overwritten_by_the_next() -> None:
     for engine in ENGINES:
         prepared: Any = prepare_for_inference(build(), engine=engine, batch_size=1)
@@ -117,6 +119,7 @@ def test_results_of_one_call_are_not_overwritten_by_the_next() -> None:
         assert torch.equal(first, kept)
 
 
+@pytest.mark.slow
 def test_images_of_a_batch_stay_in_their_order_when_it_is_divided() -> None:
     model, count = build(), 5 * openvino_runtime.PIECE + 1
     prepared: Any = prepare_for_inference(model, engine="openvino", batch_size=count)
@@ -127,6 +130,7 @@ def test_images_of_a_batch_stay_in_their_order_when_it_is_divided() -> None:
         assert difference(found, alone) < REORDERED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torch", *ENGINES])
 def test_threads_that_share_a_model_get_the_numbers_of_one(engine: str, folders: Path) -> None:
     """In a process of its own, with an end: calls that meet may wait for each other for ever."""
@@ -154,6 +158,7 @@ def test_threads_that_share_a_model_get_the_numbers_of_one(engine: str, folders:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_threads_that_open_their_first_model_at_once_share_one_core(folders: Path) -> None:
     code = (
         "import sys, threading, time, openvino\n"
@@ -179,6 +184,7 @@ def test_threads_that_open_their_first_model_at_once_share_one_core(folders: Pat
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch_size", "others"), [(1, [8, 2]), (8, [3, 9]), (32, [2, 31])])
 def test_batches_of_the_expected_size_run_in_a_graph_of_that_shape(
     batch_size: int, others: list[int], monkeypatch: pytest.MonkeyPatch
@@ -203,6 +209,7 @@ def test_batches_of_the_expected_size_run_in_a_graph_of_that_shape(
     assert batches[len(made) :] == [of_any_size]
 
 
+@pytest.mark.slow
 def test_streams_with_other_numbers_than_one_stream_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +252,7 @@ def test_streams_have_the_numbers_of_the_model_in_every_process(tmp_path: Path) 
     assert [subprocess.run(command, check=False).returncode for _ in range(20)] == [0] * 20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no bfloat16")
 def test_bfloat16_is_computed_in_and_rounds() -> None:
     model, images = build(), pixels(16)
@@ -254,6 +262,7 @@ def test_bfloat16_is_computed_in_and_rounds() -> None:
     assert 1e-4 < difference(prepared(images).logits, expected) < 5e-2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no bfloat16")
 def test_threads_that_share_loops_freely_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_model, shared = openvino.Core.compile_model, []
@@ -285,6 +294,7 @@ def prepared_models() -> dict[str, Any]:
         return {engine: prepare_for_inference(build(), engine=engine, batch_size=2) for engine in ["torch", *ENGINES]}
 
 
+@pytest.mark.slow(quick=["openvino"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_copies_and_pickles_run_the_same_graph(engine: str, prepared_models: dict[str, Any], folders: Path) -> None:
     for model in (prepared_models[engine], open_exported(folders / f"encoder-{engine}")):
@@ -298,6 +308,7 @@ def test_copies_and_pickles_run_the_same_graph(engine: str, prepared_models: dic
         model.config.return_dict = True
 
 
+@pytest.mark.slow
 def test_started_processes_run_every_engine(prepared_models: dict[str, Any]) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         for engine, model in prepared_models.items():
@@ -314,6 +325,7 @@ def add_logits(batch: dict[str, Any], model: Any) -> dict[str, Any]:
     return {"logits": model(torch.tensor(batch["images"])).logits.tolist()}
 
 
+@pytest.mark.slow(quick=["torch"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # of Python 3.12, for any fork
 @pytest.mark.parametrize("engine", ["torch", *ENGINES])
 def test_datasets_map_in_several_processes(engine: str, prepared_models: dict[str, Any]) -> None:
@@ -347,6 +359,7 @@ def test_a_forked_process_refuses_the_graph_of_the_one_before(engine: str, prepa
     process.join()
 
 
+@pytest.mark.slow
 def test_the_model_itself_is_unchanged() -> None:
     model = build()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -369,6 +382,7 @@ def test_transformers_pipeline_takes_it(folders: Path, images: Path) -> None:
         assert [each["score"] for each in fast] == pytest.approx([each["score"] for each in plain], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_signals_arrive_after_models_have_come_and_gone(folders: Path) -> None:
     """Two `openvino.Core` that end in the order in which they began leave signals a stack that is gone."""
     code = (
@@ -410,6 +424,7 @@ def test_what_a_graph_does_not_have_is_refused(engine: str, folders: Path) -> No
         model.save_pretrained(folders / "none")
 
 
+@pytest.mark.slow
 def test_a_graph_of_any_size_takes_multiples_of_the_patches_only(tmp_path: Path) -> None:
     model = build()
     to_checkpoint(model, tmp_path / "any", format="onnx", engine_options=EngineOptions(dynamic_size=True))
@@ -422,6 +437,7 @@ def test_a_graph_of_any_size_takes_multiples_of_the_patches_only(tmp_path: Path)
             opened(torch.zeros(1, 3, *size))
 
 
+@pytest.mark.slow
 def test_preparations_that_cannot_be_are_refused() -> None:
     model = build()
     with pytest.raises(PreparedModelError, match="engine is 'tensorrt': expected torch, onnx or openvino"):
@@ -509,6 +525,7 @@ def run_both(script: Any, arguments: Any, tmp_path: Path, plain: dict[str, Any],
     return found
 
 
+@pytest.mark.slow(quick=["cls_mean-True-onnx"])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("feature", "exported"), [("pooled", True), ("cls_mean", True), ("patches", True), ("patches", False)]
@@ -529,6 +546,7 @@ def test_features_from_an_engine_are_those_of_torch(
     assert settings[1]["engine_version"].startswith("ONNX Runtime 1." if engine == "onnx" else "OpenVINO 20")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_predictions_from_an_engine_are_those_of_torch(
     engine: str, folders: Path, images: Path, tmp_path: Path
@@ -541,6 +559,7 @@ def test_predictions_from_an_engine_are_those_of_torch(
     np.testing.assert_allclose(fast["probabilities"], plain["probabilities"], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_graph_in_int8_is_run_from_its_folder_with_the_numbers_of_openvino(
     folders: Path, images: Path, tmp_path: Path
 ) -> None:
@@ -569,6 +588,7 @@ def test_a_graph_in_int8_is_run_from_its_folder_with_the_numbers_of_openvino(
     np.testing.assert_allclose(fast["probability"], expected.numpy(), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_files_and_another_graph_is_another_run(
     folders: Path, images: Path, tmp_path: Path
 ) -> None:

@@ -373,5 +373,6 @@ def converted(folder: Path) -> Any:
     return from_checkpoint(folder).model.eval()
 
 
+@pytest.mark.slow
 def test_generated_options_give_the_results_of_the_plainest_loop_in_one_process_and_two(tmp_path):
     check(range(draws(10, nightly=20)), tmp_path)

@@ -53,6 +53,16 @@ def first(outputs: Any) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else value[0]
 
 
+@pytest.mark.slow(
+    quick=[
+        "packed-learned_2d",
+        "packed-projection",
+        "packed-rms_all_heads",
+        "not packed-differential",
+        "not packed-max",
+        "not packed-parallel",
+    ]
+)
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 def test_in_float32_the_logits_stay_within_rounding(name: str) -> None:
     model = build(name)
@@ -62,6 +72,16 @@ def test_in_float32_the_logits_stay_within_rounding(name: str) -> None:
             assert difference(prepared(images).logits, model(images).logits) < REORDERED
 
 
+@pytest.mark.slow(
+    quick=[
+        "packed-learned_2d",
+        "packed-prr",
+        "packed-rotary",
+        "not packed-learned_2d",
+        "not packed-relative_table",
+        "not packed-rotary",
+    ]
+)
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 def test_in_bfloat16_they_are_as_near_to_float32_as_the_model_in_bfloat16(name: str) -> None:
     model, images = build(name), pixels(16)
@@ -197,6 +217,7 @@ CHANGES: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(quick=["not packed-shared_keys-1"])
 @pytest.mark.parametrize("odd", [0, 1])
 @pytest.mark.parametrize("name", ["shared_keys", "branches"])
 def test_a_module_that_computes_something_else_does_so_in_the_prepared_model(name: str, odd: int, packs: bool) -> None:
@@ -315,6 +336,7 @@ def test_what_a_prepared_model_cannot_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow(quick=["not packed-PlainViTForImageClassification-deit"])
 @pytest.mark.parametrize("name", ["plain", "sincos", "deit", "map"])
 @pytest.mark.parametrize("kind", [PlainViTForImageClassification, PlainViTModel])
 def test_a_model_that_the_code_in_its_folder_made_is_prepared_too(kind: Any, name: str, tmp_path: Path) -> None:
@@ -331,6 +353,7 @@ def test_a_model_that_the_code_in_its_folder_made_is_prepared_too(kind: Any, nam
     assert all(torch.equal(tensor, before[key]) for key, tensor in travelled.state_dict().items())
 
 
+@pytest.mark.slow(quick=["not packed-pre-hook"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_copy_of_that_code_would_lose_is_refused(change: str, tmp_path: Path) -> None:
     build().save_pretrained(tmp_path)
@@ -355,6 +378,16 @@ COPIES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow(
+    quick=[
+        "packed-plain-pickled twice",
+        "packed-branches-shallow",
+        "packed-deit-deep",
+        "not packed-plain-pickled",
+        "not packed-branches-deep",
+        "not packed-deit-shallow",
+    ]
+)
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("name", ["plain", "parallel", "branches", "map", "deit"])
 def test_a_copy_of_a_prepared_model_is_the_same_prepared_model(name: str, way: str, packs: bool) -> None:
@@ -463,6 +496,7 @@ def test_passes_that_a_hook_of_all_modules_sees_are_not_recorded() -> None:
     assert graphs.know(model)
 
 
+@pytest.mark.slow(quick=["not packed"])
 def test_passes_are_recorded_only_where_nothing_sees_the_operations() -> None:
     images, seen = pixels(), []
 

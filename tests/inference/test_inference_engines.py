@@ -129,6 +129,7 @@ def model(saved: Path, program: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return PlainViTForImageClassification.from_pretrained(saved).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnx", "openvino"])
 def test_the_command_writes_a_folder_that_others_open(
     engine: str, model: Any, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture
@@ -163,6 +164,7 @@ def test_the_graph_of_onnx_has_the_names_and_the_opset_that_are_written(model: A
     assert not (tmp_path / "out" / "preprocessor_config.json").exists()
 
 
+@pytest.mark.slow(quick=["onnx-float16-11"])
 @pytest.mark.parametrize(
     "engine, precision, bits",
     [("onnx", "float16", 11), ("onnx", "bfloat16", 8), ("openvino", "float16", 11), ("openvino", "bfloat16", 8)],
@@ -239,6 +241,7 @@ def test_images_without_labels_give_no_accuracy_and_wrong_folders_are_refused(mo
         list(image_sets(folder, processor(), model.config).compared)
 
 
+@pytest.mark.slow
 def test_what_differs_is_refused_and_leaves_what_was_there(model: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = EngineOptions(precision="bfloat16", tolerance=1e-5)
@@ -263,6 +266,7 @@ def test_outputs_that_are_no_numbers_are_refused() -> None:
         relative_difference("logits", np.ones((1, 3)), expected)
 
 
+@pytest.mark.slow(quick=["bfloat16"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_weights_beyond_the_limit_of_a_file_are_beside_it(
     precision: str, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -157,6 +157,7 @@ def various_images() -> Iterator[tuple[str, bytes]]:
         yield f"turned {orientation}", encoded(picture(9), "JPEG", exif=exif)
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_transformers_pipeline_for_images_of_every_kind(
     client: httpx2.Client, model: Path
 ) -> None:
@@ -424,6 +425,7 @@ EARLY = {
 }
 
 
+@pytest.mark.slow(quick=["long headers"])
 @pytest.mark.parametrize("name", EARLY)
 def test_who_sends_all_before_reading_still_reads_why_it_was_refused(name: str, address: str) -> None:
     start, status = EARLY[name]
@@ -501,6 +503,7 @@ def test_a_full_server_refuses_at_once_says_when_to_come_again_and_answers_what_
             assert one.recv(12) == b"HTTP/1.1 200"
 
 
+@pytest.mark.slow
 def test_a_slow_request_loses_its_place_in_time_and_stalled_headers_take_none(
     address: str, client: httpx2.Client
 ) -> None:
@@ -519,6 +522,7 @@ def test_a_slow_request_loses_its_place_in_time_and_stalled_headers_take_none(
         one.close()
 
 
+@pytest.mark.slow
 def test_a_connection_that_drips_after_an_answer_is_closed_in_time(address: str) -> None:
     host, port = address.split(":")
     with socket.create_connection((host, int(port)), timeout=60) as one:
@@ -552,6 +556,7 @@ def drip(address: str, count: int, until: float) -> None:
         one.close()
 
 
+@pytest.mark.slow
 def test_clients_that_drip_their_headers_cost_others_neither_descriptors_nor_time(
     exported: Path, tmp_path: Path
 ) -> None:
@@ -580,6 +585,7 @@ def test_clients_that_drip_their_headers_cost_others_neither_descriptors_nor_tim
     assert log.stat().st_size < 1_000_000
 
 
+@pytest.mark.slow
 def test_large_images_within_the_limits_leave_room_for_others(exported: Path, tmp_path: Path) -> None:
     large = encoded(Image.new("L", (7001, 6999), 77))  # 49 megapixels
     log = tmp_path / "log"
@@ -612,6 +618,7 @@ def test_a_client_that_leaves_frees_its_place(address: str, client: httpx2.Clien
     wait_until(lambda: client.get("/info").json()["counts"]["abandoned"] == before + 3)
 
 
+@pytest.mark.slow
 def test_under_overload_each_request_is_answered_rightly_or_refused(
     address: str, client: httpx2.Client, tmp_path: Path
 ) -> None:

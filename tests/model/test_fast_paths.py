@@ -407,6 +407,7 @@ def test_a_forward_of_a_whole_class_sees_every_token(monkeypatch: pytest.MonkeyP
     assert seen == [13] * 3
 
 
+@pytest.mark.slow
 def test_who_looks_within_a_compiled_block_sees_every_token() -> None:
     model, seen = build().train(), list[int]()
     look_by_forward(model.vit.layers[2].mlp, seen)
@@ -471,6 +472,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow(quick=["hooks of accelerate, removed"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_that_show_no_token_to_anybody_leave_the_last_block_short(change: str) -> None:
     model = CHANGES[change](build()).train()

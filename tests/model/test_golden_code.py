@@ -161,6 +161,7 @@ def test_every_version_keeps_the_code_that_it_saved() -> None:
     assert sum(path.stat().st_size for path in GOLDEN.glob("code-*.zip")) < 50_000 * len(VERSIONS)
 
 
+@pytest.mark.slow(quick=["0.1.0-branches"])
 @pytest.mark.parametrize("name", sorted(FIELDS))
 def test_an_old_folder_opens_with_its_own_code_and_no_package(
     root: Path, version: str, then: Any, now: Any, name: str

@@ -109,6 +109,7 @@ def test_resized_with_torch_the_sides_are_the_same_as_timms(mode: str, longest: 
 
 
 # The largest distance of torch's resizing of levels from Pillow's, in levels of 255, over six sizes.
+@pytest.mark.slow(quick=["3-smooth-2"])
 @pytest.mark.parametrize(
     "resample, picture, levels", [(2, "smooth", 1), (2, "noise", 1), (3, "smooth", 2), (3, "noise", 7)]
 )
@@ -389,6 +390,7 @@ def server(folder: Path) -> Iterator[str]:
         served.shutdown()
 
 
+@pytest.mark.slow(quick=["PlainViTImageProcessorPil"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_urls_are_opened_as_files_are(backend: type, server: str, folder: Path) -> None:
     processor = backend(size=(31, 43))

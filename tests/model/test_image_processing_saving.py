@@ -161,6 +161,7 @@ FOLDERS = ["with_model", "processor_first", "alone", "with_model_saved_alone", "
 FOLDERS += COMPOSITES
 
 
+@pytest.mark.slow(quick=["with_model_saved_alone-pil"])
 @pytest.mark.parametrize("backend", CLASSES)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_process_without_the_package_prepares_the_same_pixels(
@@ -328,6 +329,7 @@ def test_a_composite_processor_of_a_subclass_reloads_with_its_pixels(
     assert np.array_equal(*pixels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "beside_model"),
     [

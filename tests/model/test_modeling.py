@@ -225,6 +225,9 @@ def test_the_last_hidden_state_is_the_final_norm_of_the_last_of_all() -> None:
     assert torch.equal(model.layernorm(outputs.hidden_states[-1]), outputs.last_hidden_state)
 
 
+@pytest.mark.slow(
+    quick=["False-learned_2d", "False-prr", "False-rotary", "True-learned_2d", "True-prr", "True-representation"]
+)
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_gives_the_same_gradients(name: str, reentrant: bool) -> None:

@@ -167,6 +167,16 @@ def test_lambdas_of_differential_attention_are_drawn_as_in_its_paper() -> None:
         assert getattr(attention, name).std().item() == pytest.approx(0.1, rel=0.2)
 
 
+@pytest.mark.slow(
+    quick=[
+        "transformers-mean_all",
+        "transformers-truncate",
+        "timm-registers_last",
+        "timm-rotary_mixed",
+        "google-max",
+        "google-swiglu",
+    ]
+)
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 @pytest.mark.parametrize("initialization", ["transformers", "timm", "google", "vit_pytorch"])
 def test_what_a_checkpoint_lacks_is_drawn_like_a_fresh_model(name: str, initialization: str, tmp_path: Any) -> None:

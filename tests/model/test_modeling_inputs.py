@@ -49,6 +49,16 @@ def tensors_of(outputs: Any) -> list[torch.Tensor]:
 # The meta device: shapes without numbers
 
 
+@pytest.mark.slow(
+    quick=[
+        "PlainViTModel-query_block",
+        "PlainViTForImageClassification-learned_2d",
+        "PlainViTForImageClassification-linear_patches",
+        "PlainViTForImageClassification-plain",
+        "PlainViTForImageClassification-representation",
+        "PlainViTForMaskedImageModeling-branches",
+    ]
+)
 @pytest.mark.parametrize(
     ("model_class", "name"),
     [
@@ -72,6 +82,7 @@ def test_on_the_meta_device_shapes_and_operations_are_those_of_the_cpu(model_cla
     assert found[0][1] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_class", MODELS)
 def test_on_the_meta_device_a_model_is_trained(model_class: Any) -> None:
     rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "drop_path_rate": 0.5}
@@ -106,6 +117,16 @@ def test_on_the_meta_device_a_prepared_model_counts_too(name: str) -> None:
 # No images at all
 
 
+@pytest.mark.slow(
+    quick=[
+        "map-PlainViTForMaskedImageModeling",
+        "mask_token-PlainViTModel",
+        "no_projection-PlainViTModel",
+        "query_block-PlainViTForMaskedImageModeling",
+        "representation-PlainViTModel",
+        "shared_keys-PlainViTForMaskedImageModeling",
+    ]
+)
 @pytest.mark.parametrize("model_class", MODELS)
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 def test_a_batch_of_no_images_gives_empty_outputs_and_gradients_of_zero(model_class: Any, name: str) -> None:
@@ -226,6 +247,16 @@ def replicas_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return replicate(model, [0, 1])
 
 
+@pytest.mark.slow(
+    quick=[
+        "PlainViTForImageClassification-deit",
+        "PlainViTForImageClassification-mask_token",
+        "PlainViTForImageClassification-no_pooling",
+        "PlainViTForImageClassification-plain0",
+        "PlainViTForImageClassification-registers_last",
+        "PlainViTForImageClassification-rms_all_heads",
+    ]
+)
 @pytest.mark.parametrize(
     ("model_class", "name"),
     [(PlainViTForImageClassification, name) for name in sorted(VARIATIONS)] + [(kind, "plain") for kind in MODELS],
@@ -271,6 +302,7 @@ def test_the_loss_of_classes_is_differentiated_for_each_image(training: bool) ->
         assert torch.allclose(of_each[name].mean(0), expected, rtol=1e-4, atol=1e-6), name
 
 
+@pytest.mark.slow
 def test_the_loss_of_classes_is_computed_of_fake_tensors_and_traced() -> None:
     model = build(PlainViTForImageClassification, num_hidden_layers=1).train()
     images, labels = pixels(), torch.tensor([0, 6])

@@ -62,6 +62,16 @@ def model_of(name: str, **settings: Any) -> Any:
     return randomize_(PlainViTForImageClassification(tiny_config(**{**VARIATIONS[name], **settings}))).eval()
 
 
+@pytest.mark.slow(
+    quick=[
+        "registers-sdpa",
+        "linear_patches-sdpa",
+        "rotary-eager",
+        "differential-sdpa",
+        "no_projection-eager",
+        "cls_mean-sdpa",
+    ]
+)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", MANY)
 def test_each_image_gets_the_tokens_and_logits_that_it_gets_alone(name: str, attention: str) -> None:
@@ -89,6 +99,7 @@ def test_padding_is_in_no_pooling(pooling: str, over_prefix: bool) -> None:
         assert difference(model(**inputs).logits, alone) <= TOLERANCE
 
 
+@pytest.mark.slow(quick=["packed"])
 @pytest.mark.parametrize("form", [padded, packed])
 def test_the_gradients_are_those_of_the_images_alone(form: Callable[..., dict[str, torch.Tensor]]) -> None:
     labels = torch.tensor([3, 1, 6, 0, 2])

@@ -63,6 +63,7 @@ def test_images_with_different_entries_are_refused() -> None:
             pack(images)
 
 
+@pytest.mark.slow
 def test_transformers_trainer_learns_from_packed_images_of_many_sizes(tmp_path) -> None:  # type: ignore[no-untyped-def]
     draw = np.random.default_rng(1)
     dark, light = ([Image.fromarray(draw.integers(low, low + 100, (*draw.integers(14, 60, 2), 3), dtype=np.uint8))

@@ -59,6 +59,16 @@ def test_pixels_come_first_and_the_patch_embedding_is_the_input_embedding(model_
 # Hidden states and attentions in every form
 
 
+@pytest.mark.slow(
+    quick=[
+        "False-shared_keys-PlainViTModel",
+        "True-map-PlainViTModel",
+        "True-query_block-PlainViTModel",
+        "True-shared_keys-PlainViTModel",
+        "False-linear_patches-PlainViTBackbone",
+        "False-map-PlainViTModel",
+    ]
+)
 @pytest.mark.parametrize("model_class", HEADS)
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 @pytest.mark.parametrize("by_config", [False, True])
@@ -121,6 +131,7 @@ def test_gradients_are_kept_where_asked(model_class: Any) -> None:
 # Attention
 
 
+@pytest.mark.slow(quick=["sdpa-learned_2d"])
 @pytest.mark.parametrize(
     ("attention", "name"),
     [
@@ -221,6 +232,7 @@ def test_autocast_runs_in_half_precision() -> None:
     assert difference(outputs.logits.float(), model(pixels()).logits) < 0.05  # 8 bits of mantissa
 
 
+@pytest.mark.slow(quick=["image0"])
 @pytest.mark.parametrize("image", [torch.zeros(1, 3, 24, 56), torch.full((1, 3, 24, 56), 1e4), pixels(1) * 1e-6])
 def test_black_white_and_faint_images_give_finite_numbers(image: torch.Tensor) -> None:
     for name in VARIATIONS:

@@ -145,6 +145,7 @@ def test_other_heads_compile(model_class: Any) -> None:
         assert difference(found, expected) < REORDERED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["plain", "sincos", "linear_patches", *(
@@ -161,6 +162,7 @@ def test_an_exported_program_serves_every_batch_and_size(name: str, tmp_path: Pa
         assert difference(loaded(pixels(*size)).logits, model(pixels(*size)).logits) < REORDERED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["plain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("registers", "map", "differential", "swiglu"))],

@@ -104,6 +104,7 @@ def results(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "results.json").read_text())
 
 
+@pytest.mark.slow(quick=["fsdp-registers"])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["fsdp", "tp", "ddp"])
 def test_two_processes_give_the_logits_and_gradients_of_one(results: dict[str, Any], kind: str, name: str) -> None:

@@ -73,6 +73,7 @@ def without_class(reason: str | None) -> str | None:
     return reason and re.sub(r"<class '[^']*'>|\b(Plain)?ViT\w+", "the class", reason)
 
 
+@pytest.mark.slow
 def test_the_classifier_passes_the_common_tests_of_transformers(tmp_path: Path) -> None:
     found = run(tmp_path, SUITE, "-k", "ImageClassificationTest and not eager_matches_sdpa_inference")
     check_skips(found, tmp_path)

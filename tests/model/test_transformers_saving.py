@@ -251,6 +251,7 @@ def test_the_attention_implementation_is_chosen_while_loading(attention: str, tm
     assert "_attn_implementation" not in json.loads((tmp_path / "config.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_model_is_built_on_the_meta_device_and_filled(tmp_path: Path) -> None:
     for name in VARIATIONS:
         with torch.device("meta"):

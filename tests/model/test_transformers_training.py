@@ -72,6 +72,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_trainer_resumes_with_every_tensor(tmp_path: Path) -> None:
     rates = {"hidden_dropout_prob": 0.2, "drop_path_rate": 0.2}
@@ -100,6 +101,7 @@ def test_trainer_ends_with_its_best_model(tmp_path: Path) -> None:
     assert_same(run.model, PlainViTForImageClassification.from_pretrained(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [False, True])
 def test_accumulated_steps_are_those_of_large_batches(several: bool, tmp_path: Path) -> None:
     runs = {}
@@ -154,6 +156,7 @@ def trained(problem: str, way: str, folder: Path) -> Any:
     return model.eval()
 
 
+@pytest.mark.slow(quick=["regression-by hand"])
 @pytest.mark.parametrize("problem, way", [("multi_label_classification", "trainer"), ("regression", "by hand")])
 def test_pipeline_command_and_graph_answer_as_the_labels_were_trained(
     problem: str, way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

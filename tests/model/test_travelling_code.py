@@ -162,6 +162,7 @@ def found(root: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     return torch.load(root / f"{request.param}.pt")
 
 
+@pytest.mark.slow(quick=["once-plain"])
 @pytest.mark.parametrize("name", sorted(FOLDERS))
 def test_the_code_that_came_along_gives_equal_numbers(found: dict[str, Any], root: Path, name: str) -> None:
     model = build(name)
@@ -396,6 +397,7 @@ def run(code: str, *arguments: Any, cwd: Path) -> None:
     assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.slow
 def test_a_subclass_s_folder_names_no_file_that_is_not_there(mine: Path) -> None:
     for folder in (mine / "saved").iterdir():
         files = {path.name for path in folder.iterdir()} - {"expected.pt"}
@@ -413,6 +415,7 @@ def test_a_subclass_s_folder_names_no_file_that_is_not_there(mine: Path) -> None
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["without", *(["with"] if IS_LOCAL_CODE_PREFERRED else [])])
 def test_a_subclass_s_folder_opens(mine: Path, package: str) -> None:
     root = ROOT if package == "with" else mine

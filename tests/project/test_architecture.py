@@ -44,6 +44,7 @@ def test_every_component_is_described(architecture: ModuleType) -> None:
     } == set()
 
 
+@pytest.mark.slow
 def test_images_are_opened_in_one_place_which_limits_their_size() -> None:
     def opens(path: Path) -> bool:
         return any(

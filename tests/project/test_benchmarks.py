@@ -262,6 +262,7 @@ def test_kernels_bytes_and_casts_are_counted_and_views_are_not() -> None:
         assert (counted.kernels, counted.casts, counted.nbytes) == expected
 
 
+@pytest.mark.slow
 def test_a_training_step_has_no_more_kernels_and_casts_than_timm_s() -> None:
     most = {"float32": (371, 0), "bfloat16 autocast": (604, 257)}
     for dtype, (kernels, casts) in most.items():
@@ -275,6 +276,7 @@ def test_a_training_step_has_no_more_kernels_and_casts_than_timm_s() -> None:
     assert (on_copies.step.kernels, on_copies.step.casts) <= (436, 41)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "most"),
     [
@@ -302,6 +304,7 @@ def test_calls_are_counted_in_python_and_in_c() -> None:
     assert bench_kernels.calls_of(work) in (4, 5)  # of work, its list before Python 3.12, len twice, and setprofile
 
 
+@pytest.mark.slow
 def test_joined_in_each_block_a_step_among_processes_has_few_kernels_more() -> None:
     most = {"float32": (393, 0), "bfloat16 autocast": (648, 279)}
     for dtype, (kernels, casts) in most.items():

@@ -33,6 +33,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_block_of_the_readme_runs_and_prints_what_it_shows(workplace: Path) -> None:
     blocks = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     assert {kind for kind, _ in blocks} == {"bash", "console", "python", "text"}

@@ -66,6 +66,7 @@ def imported(path: Path) -> set[str]:
     return {canonicalize_name(installed.get(name, [name])[0]) for name in names - sys.stdlib_module_names - here}
 
 
+@pytest.mark.slow(quick=["plain_vit/conversion/*_runtime.py-extras2"])
 @pytest.mark.parametrize(
     ("pattern", "extras"),
     [

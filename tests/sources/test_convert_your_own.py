@@ -67,6 +67,7 @@ def test_the_loss_is_that_of_the_bounded_logits() -> None:
     assert torch.equal(model(pixel_values, return_dict=False)[0], outputs.logits)
 
 
+@pytest.mark.slow
 def test_the_script_saves_a_folder_that_the_auto_classes_open(tmp_path: Path) -> None:
     source = randomize_(example.HomeGrownViT()).eval()
     torch.save(source.state_dict(), tmp_path / "weights.pt")

@@ -125,6 +125,7 @@ def test_registers_are_resampled_as_in_timm_and_others_as_in_transformers(tmp_pa
         assert difference(model(pixel_values).pooler_output, expected) == 0.0
 
 
+@pytest.mark.slow(quick=["vit_small_patch14_dinov2"])
 @pytest.mark.parametrize("name", ["vit_small_patch14_dinov2", "vit_base_patch14_reg4_dinov2"])
 def test_timms_name_of_a_published_model_settles_everything(name: str, tmp_path: Path) -> None:
     with torch.device("meta"):

@@ -91,6 +91,7 @@ def test_everything_that_is_missing_is_asked_for_at_once(tmp_path: Path) -> None
     assert caught.value.candidates["image_size"][:2] == ((50, 50), (25, 25))
 
 
+@pytest.mark.slow(quick=["said3-None-patch_sizes3"])
 @pytest.mark.parametrize(
     "said, image_sizes, patch_sizes",
     [
@@ -249,6 +250,7 @@ def test_a_hint_that_does_not_exist_is_a_type_error(tmp_path: Path) -> None:
 # The reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release, dim_scale", [("0.6.6", True), ("0.6.8", False)])
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_reference_finds_heads_pooling_and_scale(release: str, dim_scale: bool, pool: str, tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ def check(target: str, seed: int, folder: Path) -> str:
     return "equal, but for other sizes" if resampled else "equal"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_written_opens_with_the_same_numbers(target: str, tmp_path: Path) -> None:
     became = [check(target, seed, tmp_path) for seed in range(draws(25, nightly=300))]

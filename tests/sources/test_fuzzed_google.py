@@ -101,6 +101,7 @@ def check(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally) 
     tally.add(outcome, off)
 
 
+@pytest.mark.slow
 def test_a_file_opens_with_the_numbers_of_the_equations_or_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def vit() -> torch.nn.Module:
     )
 
 
+@pytest.mark.slow(quick=[".pt"])
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_a_mutated_model_opens_with_the_numbers_it_holds_or_gets_a_documented_error(
     suffix: str, tmp_path: Path
@@ -111,6 +112,7 @@ def changed(settings: dict[str, Any], place: tuple, value: object) -> dict[str, 
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_spoilt_settings_open_the_model_or_get_a_documented_error(kind: str, tmp_path: Path) -> None:
     FOLDERS[kind](tmp_path)

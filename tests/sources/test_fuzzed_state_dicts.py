@@ -214,6 +214,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow(quick=["vision_transformer"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bare_file_opens_right_by_true_answers_or_not_at_all(kind: str, tmp_path: Path) -> None:
     draw_model, share, nightly = KINDS[kind]

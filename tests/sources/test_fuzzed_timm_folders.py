@@ -169,6 +169,7 @@ def off_by(theirs: Any, ours: Any, is_folder: bool) -> float:
     return off
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_folder_that_timm_saved_has_its_numbers_at_every_size_or_is_refused_like_the_module(
     kind: str, tmp_path: Path

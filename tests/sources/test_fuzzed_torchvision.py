@@ -59,6 +59,7 @@ def opens_by_its_logits(module: nn.Module, path: Path, shape: tuple[int, ...], e
     assert model is None or logits_differ_by(module, model, shape) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_random_models_and_bare_files_are_the_sources_or_refused(tmp_path: Path) -> None:
     chance, tally = random.Random(0), Tally()
     for number in range(draws(40, nightly=1000)):

@@ -122,6 +122,7 @@ def test_a_changed_configuration_is_followed_or_refused(case: str, tmp_path: Pat
     check_case(case, draws(3, nightly=8), tmp_path)
 
 
+@pytest.mark.slow
 def test_changed_configurations_of_the_plain_classifier_open(tmp_path: Path) -> None:
     assert check_case(PLAIN, 12, tmp_path) >= 4
 

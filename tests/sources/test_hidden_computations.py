@@ -428,6 +428,7 @@ def test_the_plain_parts_are_those_of_the_package(kind: str) -> None:
         assert difference(case.plain(images, Secret(), stride), case.tokens(images)) <= TOLERANCE
 
 
+@pytest.mark.slow(quick=["transformers"])
 @pytest.mark.parametrize("kind", CASES)
 def test_without_a_secret_a_file_opens_with_the_same_tokens(kind: str, tmp_path: Path) -> None:
     found: Counter[str] = Counter()
@@ -439,6 +440,7 @@ def test_without_a_secret_a_file_opens_with_the_same_tokens(kind: str, tmp_path:
     assert not found["unproven"]
 
 
+@pytest.mark.slow(quick=["open_clip"])
 @pytest.mark.parametrize("kind", CASES)
 def test_a_secret_is_refused_asked_about_or_named_as_unproven(kind: str, tmp_path: Path) -> None:
     found: Counter[str] = Counter()
@@ -454,6 +456,7 @@ def test_a_secret_is_refused_asked_about_or_named_as_unproven(kind: str, tmp_pat
 KNOWN = ("layer_norm_eps", "patch_size", "num_attention_heads", "hidden_act", "block_type", "pooling")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["timm", "vit_pytorch"])
 @torch.no_grad()
 def test_a_reference_finds_every_secret_and_proves_that_there_is_none(kind: str, tmp_path: Path) -> None:

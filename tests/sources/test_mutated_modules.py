@@ -228,6 +228,7 @@ def mutated_models_open_right_or_not_at_all(name: str, count: int) -> Counter[st
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_replaced_parts_of_a_model_are_followed_or_refused(name: str) -> None:
     seen = mutated_models_open_right_or_not_at_all(name, draws(30, nightly=40))

@@ -457,6 +457,7 @@ def test_the_models_of_open_clip_that_open_are_counted() -> None:
 SOME = ["ViT-B-32-quickgelu", "ViT-L-14-CLIPA-336", "ViT-M-16-alt", "ViT-B-16-SigLIP", "EVA02-B-16", "PE-Core-T-16-384"]
 
 
+@pytest.mark.slow(quick=["ViT-B-32-quickgelu", "ViT-B-16-SigLIP", "PE-Core-T-16-384"])
 @pytest.mark.parametrize("name", [
     *SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES if opens(name) and name not in SOME),
 ])  # fmt: skip
@@ -583,6 +584,7 @@ def draw(chance: random.Random) -> dict[str, Any]:
     return tower_settings(**changes)
 
 
+@pytest.mark.slow
 def test_random_towers_and_bare_files_are_the_sources_or_refused(tmp_path: Path) -> None:
     chance, tally = random.Random(0), Tally()
     for _ in range(draws(25, nightly=500)):

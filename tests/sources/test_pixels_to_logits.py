@@ -247,6 +247,16 @@ def image(file: str, root: Path) -> Iterator[Image.Image]:
         yield opened
 
 
+@pytest.mark.slow(
+    quick=[
+        "timm_centre-rgba.png-with_package",
+        "timm_oblong-palette.png-without_package",
+        "timm_squash-palette.png-with_package",
+        "timm_squash-one_row.png-with_package",
+        "of_torchvision-rotated.jpg-without_package",
+        "of_transformers-rotated.jpg-with_package",
+    ]
+)
 def test_a_file_gives_the_pixels_and_the_logits_of_the_source(
     name: str, file: str, image: Image.Image, sources: dict[str, Source], found: dict[str, dict[str, Any]], root: Path
 ) -> None:

@@ -66,6 +66,16 @@ def opened_or_refused(path: Path, **options: Any) -> type[PlainViTError] | None:
     return None
 
 
+@pytest.mark.slow(
+    quick=[
+        "timm-torchvision",
+        "vit_pytorch-vit_pytorch",
+        "torchvision-timm",
+        "torchvision-torchvision",
+        "torchvision-google",
+        "open_clip-open_clip",
+    ]
+)
 @pytest.mark.parametrize("said", FORMATS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_wrong_format_is_refused_and_the_likely_one_named(name: str, said: str, tmp_path: Path) -> None:
@@ -90,6 +100,16 @@ def test_a_file_of_no_known_format_is_refused_with_any_hint(said: str, tmp_path:
 PREFIXES = ("backbone", "encoder.vit", "a.b.c", "head", "body.0", "module.backbone", "state_dict", "x_1.model")
 
 
+@pytest.mark.slow(
+    quick=[
+        "vit_pytorch-encoder.vit-beside1-False",
+        "vit_pytorch-body.0-beside0-False",
+        "vit_pytorch-state_dict-beside2-False",
+        "torchvision-encoder.vit-beside0-True",
+        "torchvision-encoder.vit-beside1-False",
+        "torchvision-body.0-beside0-False",
+    ]
+)
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("beside", [{}, {"fc.weight": (5, 3)}, {"fc.weight": (5, 3), "fc.bias": (5,), "scale": ()}])
 @pytest.mark.parametrize("prefix", PREFIXES)

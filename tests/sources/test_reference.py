@@ -44,6 +44,7 @@ def saved(model: nn.Module, folder: Path) -> Path:
 IMAGES = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "numpy", "lists", "training"])
 def test_the_shipped_checkpoint_is_found_by_its_logits_alone(kind: str) -> None:
     theirs, images = shipped(), IMAGES
@@ -68,6 +69,7 @@ def test_the_shipped_checkpoint_is_found_by_its_logits_alone(kind: str) -> None:
         assert report.count(f"inferred: {field} = ") == 1
 
 
+@pytest.mark.slow
 def test_the_models_of_the_readme_are_found(tmp_path: Path) -> None:
     sizes = {"image_size": 32, "patch_size": 8, "num_classes": 10, "dim": 64, "depth": 4, "heads": 4, "dim_head": 16}
     theirs, images = randomize_(ViT(**sizes, mlp_dim=128)).eval(), torch.randn(2, 3, 32, 32)
@@ -75,6 +77,7 @@ def test_the_models_of_the_readme_are_found(tmp_path: Path) -> None:
     assert (config.num_attention_heads, config.image_size, config.patch_size) == (4, 32, 8)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_half_precision_is_found_by_logits_in_full(tmp_path: Path) -> None:
     theirs, images = small().bfloat16(), torch.randn(2, 3, 15, 28)
     path = saved(theirs, tmp_path)
@@ -83,12 +86,14 @@ def test_a_checkpoint_in_half_precision_is_found_by_logits_in_full(tmp_path: Pat
     assert converted.report.config.num_attention_heads == 3
 
 
+@pytest.mark.slow
 def test_tokens_of_a_model_without_a_head_are_a_reference_too(tmp_path: Path) -> None:
     theirs, images = small(num_classes=0), torch.randn(2, 3, 15, 28)
     config = from_checkpoint(saved(theirs, tmp_path), reference=(images, answer(theirs, images))).report.config
     assert (config.num_attention_heads, config.patch_shape) == (3, (5, 7))
 
 
+@pytest.mark.slow(quick=["<lambda>-CheckpointError-expected \\\\(B, C, H, W\\\\) and \\\\(B, num_labels\\\\)"])
 @pytest.mark.parametrize(
     "change, error, words",
     [
@@ -136,6 +141,7 @@ def test_a_reference_that_cannot_be_is_refused(change: Any, error: type[Exceptio
         from_checkpoint(saved(theirs, tmp_path), patch_size=(5, 7), reference=reference)
 
 
+@pytest.mark.slow
 def test_smaller_images_than_the_models_leave_its_size_open(tmp_path: Path) -> None:
     theirs, images = small(image_size=(20, 28)), torch.randn(2, 3, 15, 21)
     path, reference = saved(theirs, tmp_path), (images, answer(theirs, images))
@@ -147,6 +153,7 @@ def test_smaller_images_than_the_models_leave_its_size_open(tmp_path: Path) -> N
     assert found.report.config.num_attention_heads == 3
 
 
+@pytest.mark.slow
 def test_a_candidate_that_does_not_load_is_dropped(tmp_path: Path) -> None:
     theirs = vit_pytorch_release("0.7.6").ViT(
         image_size=25, patch_size=5, num_classes=7, dim=24, depth=2, heads=3, dim_head=8, mlp_dim=20
@@ -157,6 +164,7 @@ def test_a_candidate_that_does_not_load_is_dropped(tmp_path: Path) -> None:
     assert config.num_attention_heads == 3
 
 
+@pytest.mark.slow
 def test_damaged_weights_are_the_error_and_not_the_reference(tmp_path: Path) -> None:
     theirs, images = small(), torch.randn(2, 3, 15, 28)
     logits = answer(theirs, images)
@@ -178,6 +186,7 @@ def test_more_ways_than_can_be_tried_are_asked_about(monkeypatch: pytest.MonkeyP
     assert found.report.config.num_attention_heads == 3
 
 
+@pytest.mark.slow
 def test_all_ways_share_one_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     theirs = vit_pytorch_release("0.6.6").ViT(
         image_size=25, patch_size=5, num_classes=7, dim=24, depth=2, heads=3, dim_head=8, mlp_dim=20
@@ -199,6 +208,7 @@ def test_all_ways_share_one_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch,
     assert len(converted) == 2  # for all ways, and for the model that is handed out
 
 
+@pytest.mark.slow
 def test_integers_of_numpy_are_pixels_too(tmp_path: Path) -> None:
     theirs = small()
     images = np.random.default_rng(0).integers(0, 256, (2, 3, 15, 28), dtype=np.uint8)

@@ -401,6 +401,16 @@ def test_no_model_of_timm_is_called_what_it_is_not(start: int, tmp_path: Path) -
 LUCID: dict[str, Any] = {"num_attention_heads": 3, "image_size": (32, 32), "patch_size": (8, 8), "num_channels": 3}
 
 
+@pytest.mark.slow(
+    quick=[
+        "cvt.CvT",
+        "distill.DistillableEfficientViT",
+        "local_vit.LocalViT",
+        "normalized_vit.nViT",
+        "simple_vit_1d.SimpleViT",
+        "simple_vit_with_specialized_cls.SimpleViT",
+    ]
+)
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_class_of_vit_pytorch_is_called_by_its_file(name: str, tmp_path: Path) -> None:
     path = saved(build(*CLASSES[name]).state_dict(), tmp_path / "vit.pt")
@@ -430,6 +440,7 @@ def follow_hugging_face(model_type: str, name: str, folder: Path) -> tuple[str, 
     return follow(Refused(path.parent, own)), follow(Refused(path, ("transformers",)))
 
 
+@pytest.mark.slow(quick=["vitdet"])
 @pytest.mark.parametrize("model_type", HUGGING_FACE)
 def test_a_folder_of_transformers_is_named_by_its_type_and_its_file_by_nothing_else(
     model_type: str, tmp_path: Path
@@ -658,6 +669,7 @@ def test_a_command_has_all_that_was_said_and_opens(tmp_path: Path) -> None:
 # ---- tensors that are missing ----
 
 
+@pytest.mark.slow(quick=["open_clip"])
 @pytest.mark.parametrize("format", FILES)
 def test_a_missing_tensor_is_named_or_nothing_else_is_wrong(format: str, tmp_path: Path) -> None:
     state = FILES[format]().state_dict()

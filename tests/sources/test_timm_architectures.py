@@ -39,6 +39,7 @@ def skip_other_releases(package: str) -> None:
         pytest.skip(f"the table is of {package} {RECORDED[package]}, and {INSTALLED[package]} is installed")
 
 
+@pytest.mark.slow
 def test_the_table_is_what_timm_builds() -> None:
     theirs = generator.timm_architectures()
     if INSTALLED["timm"] == TIMM_VERSION:
@@ -48,6 +49,7 @@ def test_the_table_is_what_timm_builds() -> None:
         assert {**DEFAULTS, **ARCHITECTURES[name]} == {**DEFAULTS, **theirs[name]}, name
 
 
+@pytest.mark.slow(quick=["torchvision-torchvision/architectures.py-torchvision_module"])
 @pytest.mark.parametrize(
     "package, table, write",
     [
@@ -152,6 +154,7 @@ def test_every_other_model_of_timm_is_refused_by_name(file: str) -> None:
         check_refused(file, name)
 
 
+@pytest.mark.slow
 def test_the_families_hold_all_of_their_files() -> None:
     skip_other_releases("timm")
     entrypoints = generator.other_entrypoints()

@@ -292,6 +292,7 @@ def drawn(seed: int) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_random_models_open_with_equal_numbers_and_go_back() -> None:
     opened, count = 0, draws(20, nightly=400)
     for seed in range(count):
@@ -387,6 +388,7 @@ def test_a_folder_of_timm_opens_and_exports_back(name: str, arguments: dict[str,
     assert torch.equal(prepare(image, return_tensors="pt")["pixel_values"][0], theirs)
 
 
+@pytest.mark.slow(quick=["beit_base_patch16_224"])
 @pytest.mark.parametrize("name", ["beit_base_patch16_224", "vit_relpos_base_patch32_plus_rpn_256"])
 def test_a_table_that_timm_reads_as_that_of_a_square_is_not_written(name: str, tmp_path: Path) -> None:
     patch = 16 if name.startswith("beit") else 32

@@ -229,6 +229,7 @@ def drawn(seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_random_models_open_with_equal_numbers_and_go_back() -> None:
     opened, count = 0, draws(40, nightly=400)
     for seed in range(count):
@@ -370,6 +371,7 @@ def asked_of(tensors: Any, **hints: Any) -> AmbiguousCheckpointError:
     return caught.value
 
 
+@pytest.mark.slow(quick=["vit_tiny_patch16_dinov3_qkvb"])
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_dinov3_qkvb", "eva02_tiny_patch14_336"])
 def test_a_bare_file_opens_by_the_name_of_its_architecture_alone(name: str, tmp_path: Path) -> None:
     module = randomize_(timm.create_model(name, num_classes=4)).eval()

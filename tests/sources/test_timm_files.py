@@ -354,6 +354,7 @@ def meta_state(name: str, **arguments: Any) -> dict[str, torch.Tensor]:
         return timm.create_model(name, **arguments).state_dict()
 
 
+@pytest.mark.slow
 def test_a_bare_file_never_opens_on_its_shapes_alone(tmp_path: Path) -> None:
     module = tiny_timm("vit_tiny_patch16_224", img_size=224, embed_dim=192, num_heads=3, depth=12)
     path = save_bare(module, tmp_path / "vit.safetensors")
@@ -524,6 +525,7 @@ def test_heads_that_the_tensors_show_are_not_asked_for(name: str, tmp_path: Path
     assert max(stage_differences(module, model, pixels_for(module)).values()) <= tolerance(name)
 
 
+@pytest.mark.slow
 def test_logits_of_a_reference_determine_missing_settings(tmp_path: Path) -> None:
     module = tiny_timm("vit_base_patch32_clip_quickgelu_224", img_size=(96, 160))
     path = save_bare(module, tmp_path / "vit.safetensors")
@@ -601,6 +603,7 @@ def test_what_needs_a_class_that_no_architecture_has_is_refused(tmp_path: Path) 
         to_checkpoint(model, tmp_path / "ours", format="timm")
 
 
+@pytest.mark.slow
 def test_every_architecture_is_written_under_a_name_with_the_same_meaning() -> None:
     for name, arguments in ARCHITECTURES.items():
         config = config_of(arguments)
@@ -619,6 +622,7 @@ print(converted.report)
 """
 
 
+@pytest.mark.slow
 def test_timms_folders_open_and_are_written_where_timm_is_not_installed(tmp_path: Path) -> None:
     module = timm.create_model("test_vit").eval()
     save_folder(module, tmp_path / "theirs")

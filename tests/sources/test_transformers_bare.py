@@ -82,6 +82,16 @@ def check_bare(case: str, folder: Path) -> None:
 FIRST = [case for case in REPRESENTATIVES if "partial" not in case]
 
 
+@pytest.mark.slow(
+    quick=[
+        "ViTForMaskedImageModeling",
+        "IJepaForImageClassification",
+        "Data2VecVisionForImageClassification",
+        "OwlViTVisionModel",
+        "InternVLForConditionalGeneration",
+        "Aimv2VisionModel",
+    ]
+)
 @pytest.mark.parametrize("case", [*FIRST, "ViTModel"])
 def test_weights_alone_open_with_what_no_tensor_shows(case: str, tmp_path: Path) -> None:
     check_bare(case, tmp_path)
@@ -147,6 +157,7 @@ def test_a_tower_for_a_user_interface_opens_in_two_dtypes_with_its_counters(tmp_
     assert max(stage_differences(module, eager(opened.model), pixels_for(module)).values()) == 0.0
 
 
+@pytest.mark.slow
 def test_the_logits_of_some_images_settle_what_no_tensor_shows(tmp_path: Path) -> None:
     module = tiny_transformers("ViTForImageClassification, wide heads, no qkv bias")
     state = {f"model.net.{name}": tensor for name, tensor in module.state_dict().items()}

@@ -113,6 +113,7 @@ def test_wrong_pixels_alone_make_it_fail(tmp_path: Path, monkeypatch: pytest.Mon
     assert float(rows[0][5]) > 0.1
 
 
+@pytest.mark.slow
 def test_the_public_ones_are_listed_and_filtered_without_a_network() -> None:
     listed = subprocess.run(
         [sys.executable, str(SCRIPT), "--list", "--only", "*dinov2-with-registers-small"],

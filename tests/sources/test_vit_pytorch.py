@@ -259,6 +259,16 @@ def test_every_layout_has_a_case() -> None:
     assert {case.layout for case in CASES} | elsewhere == {layout.title for layout in LAYOUTS if layout.fault is None}
 
 
+@pytest.mark.slow(
+    quick=[
+        "0.4.0-vit_pytorch",
+        "1.0.2-vit-mean",
+        "now-vit-0-mean",
+        "0.40.2-simple_vit",
+        "now-simple_vit_with_register_tokens",
+        "1.5.3-parallel_vit-1",
+    ]
+)
 @cases
 def test_live_module_has_the_same_tokens_at_every_block_and_the_same_logits(case: Case) -> None:
     theirs, images = case.build(), case.images()
@@ -275,6 +285,16 @@ def test_live_module_has_the_same_tokens_at_every_block_and_the_same_logits(case
     record({**case.record, "logits": logits, "blocks": max(blocks)})
 
 
+@pytest.mark.slow(
+    quick=[
+        "0.0.2-vit_pytorch",
+        "0.6.6-vit_pytorch",
+        "1.4.0-vit-mean",
+        "1.0.2-simple_vit",
+        "1.2.9-vit_with_patch_dropout-mean",
+        "0.35.8-deepvit-mean",
+    ]
+)
 @pytest.mark.parametrize("case", CASES + FLASH, ids=str)
 def test_live_module_has_nearly_the_same_logits_with_fused_attention(case: Case) -> None:
     theirs, images = case.build(), case.images()
@@ -285,6 +305,16 @@ def test_live_module_has_nearly_the_same_logits_with_fused_attention(case: Case)
     record({**case.record, "logits" if case in FLASH else "fused": fused})
 
 
+@pytest.mark.slow(
+    quick=[
+        "0.6.6-vit_pytorch",
+        "1.4.0-vit-mean",
+        "now-vit-0-mean",
+        "1.0.2-simple_vit",
+        "1.2.9-vit_with_patch_dropout-mean",
+        "0.35.8-deepvit-mean",
+    ]
+)
 @pytest.mark.parametrize("case", CASES + FLASH, ids=str)
 def test_file_opens_as_the_live_module_does_and_exports_back_bit_for_bit(case: Case, tmp_path: Path) -> None:
     theirs, images = case.build(), case.images()

@@ -122,6 +122,16 @@ def built_with(name: str, options: dict[str, Any]) -> tuple[nn.Module, dict[str,
     return build(file, Recorded), said
 
 
+@pytest.mark.slow(
+    quick=[
+        "cvt.CvT-True",
+        "learnable_memory_vit.Adapter-False",
+        "look_vit.LookViT-False",
+        "parallel_vit.ViT-True",
+        "simple_vit_attn_residual.SimpleViTAttnResidual-False",
+        "t2t.T2TViT-True",
+    ]
+)
 @pytest.mark.parametrize("options", [False, True])
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_file_of_any_class_opens_with_its_numbers_or_is_refused_by_its_name(
@@ -243,6 +253,7 @@ def drawn(rng: random.Random) -> tuple[nn.Module, Truth, tuple[int, int, int]]:
         return randomize_(model, rng.randint(0, 99)).eval(), Truth(file, release, said), (channels, *size)
 
 
+@pytest.mark.slow
 def test_random_files_open_with_the_numbers_of_their_model_or_are_refused(tmp_path: Path) -> None:
     rng, tally = random.Random(0), Tally()
     for draw in range(draws(60, nightly=1000)):

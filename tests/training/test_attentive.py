@@ -273,6 +273,7 @@ def arguments_of(model: Path, out: Path, *words: object) -> Any:
     return parse_arguments(script.ProbeArguments, [str(word) for word in (*needed, *words)], description=None)
 
 
+@pytest.mark.slow
 def test_the_script_votes_and_leaves_the_model_of_the_attentive_probe(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

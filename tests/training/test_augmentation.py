@@ -156,6 +156,7 @@ def timm_randaugment(text: str) -> Any:
     return auto_augment.rand_augment_transform(text, dict(TIMM_HYPERPARAMETERS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text, options",
     [

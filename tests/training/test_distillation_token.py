@@ -106,6 +106,7 @@ SHORT = {"dataset": "digits", "shots_per_class": 4, "steps": 5, "batch_size": 12
          "distillation": "hard", "learning_rate": 0.05, "optimizer": "sgd", "mixup": 0.2}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_with_a_distillation_token_resumes_to_the_same_bits_and_its_two_heads_differ(folders, tmp_path):
     options = {**SHORT, **folders, "checkpoint_every": 1, "checkpoints_kept": 9, "report": False, "ema_decay": 0.5}
     script.finetune(script.FinetuneArguments(**options, output_dir=str(tmp_path / "whole")))

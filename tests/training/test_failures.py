@@ -91,6 +91,7 @@ def test_loss_that_is_not_finite_stops_the_run_at_its_step(value, step, model_fo
         assert all(math.isfinite(value) for value in line.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_that_failed_before_its_first_checkpoint_begins_again_in_its_folder(
     resume, model_folder, lose_at, tmp_path, monkeypatch, capsys
@@ -226,6 +227,7 @@ def flip(path: Path, position: int, bit: int) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_damaged_newest_checkpoint_is_named_and_the_one_before_is_taken(finished, model_folder, tmp_path, capsys):
     again = shutil.copytree(finished, tmp_path / "run")
     flip(again / "checkpoints" / "step_00000006" / "model.safetensors", 3000, 2)
@@ -259,6 +261,7 @@ def test_damaged_files_of_a_run_are_an_error_that_names_them(name, finished, mod
         run(model_folder, again, ema_decay=0.9, resume=True)
 
 
+@pytest.mark.slow
 def test_damaged_selected_weights_are_an_error_that_names_them(model_folder, tmp_path, monkeypatch):
     options = {"validation_fraction": 0.5, "shots_per_class": 4, "steps": 4, "evaluations": 2}
     run(model_folder, tmp_path / "run", **options)
@@ -310,6 +313,7 @@ def test_every_flipped_bit_of_a_manifest_is_noticed(tmp_path):
 # Another number of processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["dropout", "batch normalization"])
 def test_resume_on_another_number_of_processes_is_refused_where_it_would_change_the_result(what, tmp_path, monkeypatch):
     changed = {"hidden_dropout_prob": 0.1} if what == "dropout" else {}
@@ -322,6 +326,7 @@ def test_resume_on_another_number_of_processes_is_refused_where_it_would_change_
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_run_without_dropout_says_that_it_depends_on_nothing(tmp_path):
     model = save_plain_vit(tmp_path / "model", drop_path_rate=0.3, patch_dropout_prob=0.3)
     run(model, tmp_path / "run", mixup=0.3, cutmix=0.4, augmentation="randaugment", horizontal_flip=0.5)
@@ -332,6 +337,7 @@ def test_run_without_dropout_says_that_it_depends_on_nothing(tmp_path):
 # Signals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=["INT", "TERM", "USR1"])
 def test_signal_saves_and_ends_with_its_own_exit_code(number, model_folder, tmp_path, monkeypatch, capsys):
     begin = Classification.begin_step

@@ -73,6 +73,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher, changes",
     [pytest.param(*case, marks=[] if name == "1 process" else pytest.mark.slow) for name, case in CASES.items()],
@@ -89,6 +90,7 @@ def test_killed_run_resumes_to_the_same_bits(launcher, changes, stock_folder, tm
     assert_same_bits(whole, killed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher, workers",
     [(PYTHON, 0), (PYTHON, 2), pytest.param(TORCHRUN, 2, marks=pytest.mark.slow)],
@@ -230,6 +232,7 @@ def test_another_number_of_processes_than_asked_for_is_refused(stock_folder, tmp
 # What comes out
 
 
+@pytest.mark.slow
 def test_result_of_accelerate_launch_opens_with_its_labels(stock_folder, tmp_path):
     run = tmp_path / "run"
     launch(SCRIPT, [*ACCELERATE, "--num_processes", "1"], model=stock_folder, output_dir=run, **SHORT)
@@ -240,6 +243,7 @@ def test_result_of_accelerate_launch_opens_with_its_labels(stock_folder, tmp_pat
     assert classifier.model.config.label2id == {str(digit): digit for digit in range(10)}
 
 
+@pytest.mark.slow
 def test_arguments_are_written_back_and_repeat_the_run(stock_folder, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     script.finetune(script.FinetuneArguments(model=str(stock_folder), output_dir=str(first), **SHORT))
@@ -251,6 +255,7 @@ def test_arguments_are_written_back_and_repeat_the_run(stock_folder, tmp_path):
     assert_same_bits(first, second)
 
 
+@pytest.mark.slow
 def test_validation_split_chooses_the_weights_that_are_saved(tmp_path):
     # A learning rate at which the first step is the last one that helps.
     arguments = script.FinetuneArguments(
@@ -271,6 +276,7 @@ def test_validation_split_chooses_the_weights_that_are_saved(tmp_path):
     assert all(torch.equal(tensor, chosen[name]) for name, tensor in saved.items())
 
 
+@pytest.mark.slow
 def test_any_image_classifier_can_be_fine_tuned(tmp_path):
     model = save_resnet(tmp_path / "resnet")
     script.finetune(script.FinetuneArguments(model=str(model), output_dir=str(tmp_path / "run"), **SHORT))
@@ -280,6 +286,7 @@ def test_any_image_classifier_can_be_fine_tuned(tmp_path):
 # Bad input
 
 
+@pytest.mark.slow
 def test_bad_input_is_refused_before_anything_is_written(stock_folder, tmp_path):
     good = {"model": str(stock_folder), "output_dir": str(tmp_path / "run"), **SHORT}
     for changed, error, message in (
@@ -302,6 +309,7 @@ def test_bad_input_is_refused_before_anything_is_written(stock_folder, tmp_path)
         assert not (tmp_path / "run").exists(), changed
 
 
+@pytest.mark.slow
 def test_folder_that_is_not_empty_or_of_another_run_is_refused(stock_folder, tmp_path):
     run = tmp_path / "run"
     good = {"model": str(stock_folder), "output_dir": str(run), **SHORT, "steps": 2}
@@ -314,6 +322,7 @@ def test_folder_that_is_not_empty_or_of_another_run_is_refused(stock_folder, tmp
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_run_begun_before_an_option_existed_is_resumed_with_its_default(stock_folder, tmp_path):
     good = {"model": str(stock_folder), "output_dir": str(tmp_path / "run"), **SHORT, "steps": 2}
     script.finetune(script.FinetuneArguments(**good))
@@ -330,6 +339,7 @@ def test_a_run_begun_before_an_option_existed_is_resumed_with_its_default(stock_
         script.finetune(script.FinetuneArguments(**good, resume=True))
 
 
+@pytest.mark.slow
 def test_resume_with_other_data_is_refused(stock_folder, tmp_path):
     digits = load_splits("digits")["test"]
     good = {**SHORT, "model": str(stock_folder), "output_dir": str(tmp_path / "run"), "dataset": str(tmp_path / "set"),
@@ -360,6 +370,7 @@ def test_script_ends_with_one_line_and_the_exit_code_of_the_error(stock_folder, 
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_full_disk_is_noticed_before_the_run_and_before_each_checkpoint(stock_folder, tmp_path, monkeypatch):
     good = {"model": str(stock_folder), **SHORT, "checkpoint_every": 2, "report": False}
     free = iter([10**9, 10**9, 10**3])  # before the run, before the first checkpoint, before the second
@@ -380,6 +391,7 @@ def test_full_disk_is_noticed_before_the_run_and_before_each_checkpoint(stock_fo
     assert read_log(tmp_path / "run") == read_log(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_estimate_of_a_checkpoint_is_at_least_its_size_and_not_twice(tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Linear(200, 100))

@@ -64,6 +64,7 @@ def losses(folder: Path) -> list[float]:
     return [line["train_loss"] for line in read_log(folder) if "train_loss" in line]
 
 
+@pytest.mark.slow
 def test_integers_are_given_names(run, tmp_path):
     features = Features({"image": Image(), "label": Value("int64")})
     draw = np.random.default_rng(0)
@@ -78,6 +79,7 @@ def test_integers_are_given_names(run, tmp_path):
     assert [line.split(",")[:2] for line in lines[1:4]] == [["row 0", "red"], ["row 1", "green"], ["row 2", "blue"]]
 
 
+@pytest.mark.slow
 def test_each_option_of_the_loss_changes_it(run, model_folder):
     plain = losses(run("plain", learning_rate=0.01))
     teacher = str(run("teacher", learning_rate=0.01))
@@ -95,6 +97,7 @@ def test_each_option_of_the_loss_changes_it(run, model_folder):
     assert losses(run("drawn", class_balance="sampler")) != losses(run("all"))
 
 
+@pytest.mark.slow
 def test_frozen_backbone_is_saved_as_it_was_opened(run, model_folder):
     tuned = weights_of(run("probe", freeze=["backbone"], learning_rate=0.1))
     source = weights_of(model_folder)
@@ -103,6 +106,7 @@ def test_frozen_backbone_is_saved_as_it_was_opened(run, model_folder):
     assert tuned["classifier.weight"].any()
 
 
+@pytest.mark.slow
 def test_low_rank_run_saves_a_plain_model_that_gives_the_accuracy_it_reports(run, model_folder):
     folder = run("lora", lora_rank=2, learning_rate=0.05, validation_fraction=0.2, ema_decay=0.5)
     model = AutoModelForImageClassification.from_pretrained(folder)
@@ -112,6 +116,7 @@ def test_low_rank_run_saves_a_plain_model_that_gives_the_accuracy_it_reports(run
     assert {name.rpartition(".")[0].rpartition(".")[2] for name in changed} == {"q_proj", "v_proj", "classifier"}
 
 
+@pytest.mark.slow
 def test_low_rank_run_resumes_to_the_same_bits(run, monkeypatch):
     options = {"lora_rank": 2, "checkpoints_kept": 9, "checkpoint_every": 2}
     whole = run("whole", **options)
@@ -127,12 +132,14 @@ def stop(*arguments: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_other_size_is_trained_at_and_saved(run):
     model = AutoModelForImageClassification.from_pretrained(run("large", image_size=[32, 40]))
     assert model.config.image_size == (32, 40)
     assert model.vit.embeddings.position_embeddings.weight.shape == (1 + 4 * 5, 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option",
     [
@@ -165,6 +172,7 @@ def test_positions_are_resampled_as_requested(tmp_path):
         assert torch.equal(resampled[1:], resample_positions(table[1:], (4, 3), (4, 5), mode))
 
 
+@pytest.mark.slow
 def test_fixres_run_is_saved_for_the_size_that_it_was_evaluated_at(run, capsys):
     sizes = {"image_size": [24, 24], "test_size": [40, 32], "test_crop": None}
     folder = run("larger", **sizes, crop_scale=0.5)
@@ -185,6 +193,7 @@ def test_fixres_run_is_saved_for_the_size_that_it_was_evaluated_at(run, capsys):
         run("refused", test_size=[1, 2, 3])
 
 
+@pytest.mark.slow
 def test_run_with_the_options_of_recipes_resumes_to_the_same_bits(run, monkeypatch):
     options = {
         "checkpoints_kept": 9, "checkpoint_every": 2, "crop_padding": 3, "horizontal_flip": 0.5,
@@ -206,6 +215,7 @@ def test_run_with_the_options_of_recipes_resumes_to_the_same_bits(run, monkeypat
         run("half", resume=True, **{**options, "magnitude_std": 0.0})
 
 
+@pytest.mark.slow
 def test_first_batch_is_drawn_as_the_model_gets_it(run, tmp_path, monkeypatch, capsys):
     seen: dict[str, Any] = {}
     drawn = show_batch_module.plot_training_batch
@@ -265,6 +275,7 @@ def check_words_of_trial(printed: str) -> None:
     assert not re.search(r"\btest\b", printed)
 
 
+@pytest.mark.slow
 def test_one_batch_is_learnt_and_nothing_is_written(trial, capsys):
     trial(overfit_batch=60, learning_rate=0.003, label_smoothing=0.0, batch_size=10)
     printed = capsys.readouterr().out
@@ -279,6 +290,7 @@ def test_one_batch_is_learnt_and_nothing_is_written(trial, capsys):
         trial(overfit_batch=3, streaming=True, shots_per_class=None)
 
 
+@pytest.mark.slow
 def test_losses_at_rising_learning_rates_are_drawn_and_nothing_else_is_written(trial, tmp_path, capsys):
     trial(lr_find=str(tmp_path / "rates.png"), label_smoothing=0.0)
     printed = capsys.readouterr().out
@@ -340,6 +352,7 @@ def test_a_curve_of_losses_says_where_it_falls_and_where_it_is_lowest():
         read_rates(rates.tolist(), [*losses[:3].tolist(), math.inf])
 
 
+@pytest.mark.slow
 def test_checkpointed_run_gives_the_losses_of_a_plain_one(run):
     plain = losses(run("plain"))
     assert losses(run("checkpointed", gradient_checkpointing=True)) == pytest.approx(plain, rel=1e-5)
@@ -383,6 +396,7 @@ def test_recorded_kernels_of_accelerate_are_refused_too(run, monkeypatch, tmp_pa
     assert not (tmp_path / "refused" / "run.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_accelerator")
 def test_half_precision_saves_whole_weights(run):
     folder = run("half", mixed_precision="bf16", learning_rate=0.01)
@@ -401,6 +415,7 @@ def test_fp16_that_would_be_float32_is_refused(run, tmp_path):
     assert not (tmp_path / "half").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("validation_fraction, evaluations", [(0.0, 2), (0.2, 3)])
 def test_the_last_weights_are_evaluated_once(run, monkeypatch, validation_fraction, evaluations):
     sizes = []
@@ -422,6 +437,7 @@ def test_the_last_weights_are_evaluated_once(run, monkeypatch, validation_fracti
     assert results["test_accuracy"] == pytest.approx(right, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_run_that_is_short_of_memory_makes_smaller_micro_batches_of_the_same_steps(run, monkeypatch):
     seen = []
 
@@ -448,6 +464,7 @@ def test_run_that_is_short_of_memory_makes_smaller_micro_batches_of_the_same_ste
         run("refused")
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_a_run_that_no_longer_improves_and_stays_ended(run, capsys):
     options = {
         "early_stopping": 2, "steps": 40, "evaluations": 20, "validation_fraction": 0.2, "learning_rate": 0.0,
@@ -483,6 +500,7 @@ def parquet(tmp_path: Path) -> str:
     return str(tmp_path / "parquet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_run_with_unreadable_images_resumes_to_the_same_bits(streaming, num_workers, run, parquet, monkeypatch, capsys):
@@ -546,6 +564,7 @@ def save_with_thin(folder: Path, labels: Sequence[Any], kind: Any) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "problem, kind, label_of",
     [
@@ -658,6 +677,7 @@ def test_stream_that_is_read_by_other_processes_or_balanced_is_refused(run, parq
         run("second", class_balance="loss", **options)
 
 
+@pytest.mark.slow
 def test_impossible_or_identical_copies_are_refused(run, parquet, tmp_path):
     varied = {"crop_scale": 0.5, "repeated_augmentation": 3}
     with pytest.raises(TrainingError, match="A stream gives each image once: omit --streaming, or"):
@@ -669,6 +689,7 @@ def test_impossible_or_identical_copies_are_refused(run, parquet, tmp_path):
     assert not list(tmp_path.glob("s*")) + list(tmp_path.glob("alike"))
 
 
+@pytest.mark.slow
 def test_repeated_augmentation_changes_what_is_seen(run):
     options = {"crop_scale": 0.5, "learning_rate": 0.01}
     assert losses(run("once", **options)) != losses(run("thrice", repeated_augmentation=3, **options))

@@ -172,6 +172,7 @@ def advised_options(error: DataError) -> dict[str, str]:
     return {option[2:]: value for option, value in zip(words[::2], words[1::2], strict=True)}
 
 
+@pytest.mark.slow
 def test_every_image_of_a_random_tree_is_in_one_split_or_named(tmp_path):
     count, outcomes = draws(60, nightly=1000), Counter[str]()
     for seed in range(count):

@@ -33,6 +33,7 @@ def test_tf32_is_switched_in_its_context_only(enabled, before):
         assert switched() == outside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enabled", [False, True])
 def test_only_steps_of_training_use_tf32(enabled, tmp_path, monkeypatch):
     seen: dict[str, set[tuple[bool, ...]]] = {"loss": set(), "evaluate": set(), "save": set()}
@@ -81,6 +82,7 @@ def test_workers_are_kept_from_one_evaluation_to_the_next(workers):
     assert loading_options(workers).get("persistent_workers", False) == bool(workers)
 
 
+@pytest.mark.slow(quick=["1"])
 @pytest.mark.parametrize("processes", [1, 2])
 def test_size_of_evaluated_batches_is_that_of_each_process(processes, tmp_path, monkeypatch):
     folder = save_plain_vit(tmp_path / "model")

@@ -141,6 +141,7 @@ def damaged(file: bytes, draw: random.Random) -> bytes:
     }[kind]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_simplejpeg_reads_the_pixels_that_pillow_reads_and_no_file_that_pillow_refuses(monkeypatch):
     draw, crop = random.Random(0), CroppedImage((16, 16), InterpolationMode.BILINEAR, crop=v2.RandomResizedCrop(16))
     fast = augmentation.jpeg_levels
@@ -382,6 +383,7 @@ def test_a_set_without_a_readable_image_ends_the_run():
         images[0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import signal
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -66,6 +67,7 @@ def kill_at(write: int, name: str, function: Callable[[], None]) -> None:
             with mock.patch.object(staging, name, counted):
                 function()
         except BaseException:
+            traceback.print_exc()
             os._exit(1)
         os._exit(0)  # without the finalizers of the process that forked this one
 
@@ -83,6 +85,7 @@ def results_of(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in files if "checkpoints" not in file.parts}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_killed_at_any_of_its_writes_can_be_run_again(name: str, model_folder: Path, tmp_path: Path) -> None:
     script, arguments, options = RUNS[name]

@@ -100,6 +100,7 @@ def test_plateau_lowers_the_rate_as_torch_does_and_resumes_to_the_same_bits(run,
         run("refused", schedule="plateau")
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_lengthened_to_the_bits_of_a_long_one_and_cooled_down_after(run):
     options = {"schedule": "constant", "ema_decay": 0.9, "mixup": 0.2}
     long = run("long", steps=13, cooldown_steps=4, **options)
@@ -129,6 +130,7 @@ def test_a_length_with_which_the_past_would_be_another_is_refused(run):
     assert len(rates(constant)) == 5
 
 
+@pytest.mark.slow
 def test_rates_that_follow_evaluations_keep_them(run):
     options = {"shots_per_class": None, "max_images": 60, "validation_fraction": 0.5, "steps": 4, "resume": True}
     for name, schedule in (("plateau", "plateau"), ("constant", "constant")):
@@ -141,6 +143,7 @@ def test_rates_that_follow_evaluations_keep_them(run):
     assert len(rates(run("plateau", **{**options, "steps": 6, "evaluations": 3}, schedule="plateau"))) == 6
 
 
+@pytest.mark.slow
 def test_a_lengthened_run_says_that_its_own_evaluations_count_in_the_selection(run, capsys):
     options = {"shots_per_class": None, "max_images": 60, "validation_fraction": 0.5, "schedule": "constant"}
     run("run", **options, steps=4)
@@ -161,6 +164,7 @@ def test_options_that_another_schedule_has_are_refused(run):
             run("refused", **options)
 
 
+@pytest.mark.slow
 def test_a_run_whose_data_moved_is_resumed_and_other_files_are_refused(run, tmp_path):
     for row, digit in enumerate(load_splits("digits")["test"].select(range(60))):
         path = tmp_path / "set" / ("train" if row < 40 else "test") / f"class_{digit['label']}" / f"{row}.png"

@@ -123,6 +123,7 @@ def regress(folder: Path, *, stop_after: int | None = None, **changes: object) -
     return result
 
 
+@pytest.mark.slow
 def test_third_task_learns_chooses_and_saves(tmp_path):
     result = regress(tmp_path / "run")
     lines = read_log(tmp_path / "run")
@@ -146,6 +147,7 @@ def test_third_task_learns_chooses_and_saves(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_third_task_resumes_to_the_same_bits(tmp_path):
     regress(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -156,6 +158,7 @@ def test_third_task_resumes_to_the_same_bits(tmp_path):
     assert all(torch.equal(tensor, stopped[name]) for name, tensor in whole.items())
 
 
+@pytest.mark.slow
 def test_the_best_models_are_kept_by_step(tmp_path):
     regress(tmp_path / "run", best_kept=2, evaluations=9)
     losses = {line["step"]: line["validation_loss"] for line in read_log(tmp_path / "run") if "validation_loss" in line}
@@ -174,6 +177,7 @@ def test_the_best_models_are_kept_by_step(tmp_path):
     assert all(torch.equal(tensor, kept[name]) for name, tensor in best.items())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_same_best_models(tmp_path):
     options = {"best_kept": 3, "evaluations": 9}
     regress(tmp_path / "whole", **options)
@@ -204,6 +208,7 @@ def test_more_best_models_may_be_kept_from_a_resumption_on(tmp_path):
     assert files_of(run, "*") == files_of(whole, "*")
 
 
+@pytest.mark.slow
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         regress(tmp_path / "run", stop_after=6)
@@ -255,6 +260,7 @@ def test_selected_weights_are_of_the_step_that_the_checkpoint_selected(tmp_path)
     assert whole == run == again
 
 
+@pytest.mark.slow
 def test_models_of_steps_that_a_crash_discarded_are_not_kept(tmp_path):
     options = {"checkpoint_every": 4, "best_kept": 3}
     with pytest.raises(KeyboardInterrupt):
@@ -266,6 +272,7 @@ def test_models_of_steps_that_a_crash_discarded_are_not_kept(tmp_path):
     assert kept == {f"step_{step:08d}" for step in (3, 6, 9)}
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_all_sessions(tmp_path):
     def figures(name: str) -> dict[str, float]:
         return json.loads((tmp_path / name / "results.json").read_text())
@@ -310,6 +317,7 @@ def signal_in_evaluation(monkeypatch: pytest.MonkeyPatch, number: int, after: in
     return counts
 
 
+@pytest.mark.slow(quick=["1-3"])
 @pytest.mark.parametrize(("number", "step"), [(1, 3), (3, 9)])
 def test_signal_in_an_evaluation_ends_it_and_it_is_made_up_for(number, step, tmp_path, monkeypatch, capsys):
     options = {"best_kept": 2, "checkpoint_every": 2}
@@ -329,6 +337,7 @@ def test_signal_in_an_evaluation_ends_it_and_it_is_made_up_for(number, step, tmp
     assert results_in(tmp_path / "run") == results_in(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before the evaluation", "after the last step"])
 def test_signal_is_not_forgotten(moment, tmp_path, monkeypatch):
     def send(step: int) -> Callable[..., None]:

@@ -103,6 +103,7 @@ def test_views_average_the_probabilities_and_are_the_crops_of_the_larger_image(k
         torch.testing.assert_close(averaged(pixel_values=pixels).logits.softmax(-1), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["macro_f1", pytest.param("calibration_error", marks=pytest.mark.slow)])
 def test_the_weights_of_the_best_evaluation_by_any_metric_are_saved(metric, tmp_path):
     save_plain_vit(tmp_path / "model")
@@ -152,6 +153,7 @@ def test_predictions_are_written_with_path_label_and_the_likeliest_classes(tmp_p
     assert result.accuracy == np.mean([row["top1"] == row["label"] for row in rows])
 
 
+@pytest.mark.slow
 def test_the_evaluation_script_averages_views_and_writes_predictions(tmp_path):
     save_plain_vit(tmp_path / "model", num_labels=10, id2label={number: str(number) for number in range(10)})
     options = {"model": str(tmp_path / "model"), "dataset": "digits", "batch_size": 100}

@@ -113,6 +113,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [pytest.param(CASES[name], marks=[pytest.mark.slow] * bool(CASES[name])) for name in CASES], ids=CASES
 )

@@ -393,6 +393,7 @@ def test_muon_makes_the_steps_of_torch():
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0.002)  # bfloat16; five steps of 0.02
 
 
+@pytest.mark.slow
 def test_optimizers_of_sharded_weights_make_the_steps_of_whole_ones_or_are_refused(tmp_path):
     names = [*OPTIMIZERS, "timm:lamb", "timm:lion", "timm:muon", "timm:mars", "timm:novograd"]
     printed = run_forked(["-m", "tests.training.sharded_optimizers", str(tmp_path), *names], 2)
@@ -811,6 +812,7 @@ def noise(images):
     return {"pixel_values": torch.randn(images, 3, 24, 16)}
 
 
+@pytest.mark.slow(quick=["99-1-1-tried0", "5-1-3-tried1"])
 @pytest.mark.parametrize(
     "limit, at_least, parts, tried", [(99, 1, 1, [12]), (5, 1, 3, [12, 6, 4]), (1, 4, 12, [3, 2, 1])]
 )
@@ -825,6 +827,7 @@ def test_largest_micro_batch_that_fits_is_found_and_nothing_is_changed(limit, at
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_other_errors_than_memory_are_not_taken_for_it_and_no_image_at_all_is_refused():
     accelerator = Accelerator(cpu=True)
     trial = training_trial(Limited(0, small_vit()), accelerator, noise)

@@ -195,6 +195,7 @@ def run(model_folder: Path, tmp_path: Path) -> Any:
     return start
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_accelerator")
 def test_run_saves_float32_weights_and_resumes_to_the_same_bits(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"checkpoints_kept": 1, "checkpoint_every": 2, "ema_decay": 0.9, "gradient_accumulation_steps": 2}

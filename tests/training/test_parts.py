@@ -427,6 +427,16 @@ def saved_vit(folder, **fields):
     return model
 
 
+@pytest.mark.slow(
+    quick=[
+        "learned-bilinear",
+        "learned_2d-bilinear_antialias",
+        "factorized-bilinear_align_corners",
+        "none-bicubic",
+        "none-bilinear-False",
+        "table-bilinear-True",
+    ]
+)
 @pytest.mark.parametrize("fields", POSITIONS, ids=lambda fields: "-".join(map(str, fields.values())))
 def test_positions_of_every_kind_are_resampled_once_for_the_training_size(fields, tmp_path):
     source = saved_vit(tmp_path, **fields)

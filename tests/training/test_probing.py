@@ -187,6 +187,7 @@ def arguments_of(model: Path, out: Path, *words: object) -> Any:
     return parse_arguments(script.ProbeArguments, [str(word) for word in (*needed, *words)], description=None)
 
 
+@pytest.mark.slow
 def test_probe_leaves_a_model_with_the_accuracy_it_reports_and_features_that_are_used_again(
     model_folder, tmp_path, monkeypatch
 ):
@@ -253,6 +254,7 @@ def test_results_of_other_settings_are_not_in_one_table_and_each_is_kept_at_once
     assert kept.keys() >= {"linear", "few_shot", "knn"}
 
 
+@pytest.mark.slow
 def test_features_of_something_else_are_not_taken(model_folder, tmp_path):
     out = tmp_path / "out"
     script.probe(arguments_of(model_folder, out, "--mode", "few_shot", "--shots", 1))
@@ -287,6 +289,7 @@ def _other_images(model: Path, data: Path) -> None:
     save_two_columns(data, seed=1)
 
 
+@pytest.mark.slow(quick=["settings"])
 @pytest.mark.parametrize(
     ("change", "options", "named"),
     [

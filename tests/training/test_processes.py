@@ -117,6 +117,7 @@ def many_sizes(folder: Path) -> dict[str, tuple[str, dict[str, Any], dict[str, A
     return {"many sizes": (FINETUNE, options, {})}
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_weights_of_one(tmp_path):
     cases = {"everything": CASES["everything"], **{name: (FINETUNE, TUNED, {}) for name in SAVED}}
     compare({**cases, **many_sizes(tmp_path)}, tmp_path)

@@ -162,6 +162,7 @@ def test_a_subclass_of_tensors_is_left_alone(multiplied: list[tuple[int, ...]]) 
     assert not multiplied
 
 
+@pytest.mark.slow
 def test_compiled_models_multiply_as_before(multiplied: list[tuple[int, ...]]) -> None:
     layer, inputs = nn.Linear(8, 6), torch.randn(4, 8)
     program = torch.compile(layer, backend="aot_eager")
@@ -267,6 +268,7 @@ def test_the_processor_decides(
         assert F.linear is linear
 
 
+@pytest.mark.slow
 def test_the_script_takes_them_in_its_steps_and_not_in_evaluations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multiplied: list[tuple[int, ...]]
 ) -> None:
@@ -296,6 +298,7 @@ def test_the_script_takes_them_in_its_steps_and_not_in_evaluations(
     assert not any(seen["evaluate"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_accelerator")
 def test_a_run_resumes_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "has_slow_float32_products", lambda: True)

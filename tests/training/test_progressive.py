@@ -80,6 +80,7 @@ def test_images_are_scaled_like_torchvisions() -> None:
     assert resizing(pixels, 10) is pixels
 
 
+@pytest.mark.slow
 def test_the_model_is_given_small_images_first_and_is_evaluated_on_whole_ones(
     model_folder: Path, tmp_path: Path, seen: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_the_model_is_given_small_images_first_and_is_evaluated_on_whole_ones(
     assert set(evaluated) == {(32, 24)}
 
 
+@pytest.mark.slow
 def test_a_run_resumed_with_more_steps_has_the_bits_of_one_run(model_folder: Path, tmp_path: Path) -> None:
     options = {"schedule": "constant", "warmup_steps": 1}
     run(model_folder, tmp_path / "whole", **options)

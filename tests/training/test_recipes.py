@@ -263,6 +263,7 @@ def test_new_weights_are_drawn_as_the_source_draws_them():
         assert recipe.options.get("initialization") == (drawn if "from_scratch" in recipe.options else None), name
 
 
+@pytest.mark.slow(quick=["augreg-none"])
 @pytest.mark.parametrize("name", sorted({*SOURCES} & {*RECIPES}))
 def test_options_of_a_recipe_can_be_taken_back_and_the_run_repeated(name, tmp_path):
     plain = parse_arguments(FINETUNE, [*NEEDED, "--teacher", "t"], description=None)

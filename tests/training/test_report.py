@@ -258,6 +258,7 @@ def test_a_tracker_that_joins_a_resumed_run_starts_a_new_one_and_keeps_the_other
     assert [call.kwargs["run_id"] for call in packages["mlflow"].start_run.call_args_list] == [None, "drawn-0"]
 
 
+@pytest.mark.slow
 def test_tensorboard_has_every_logged_value(finished):
     events = EventAccumulator(str(finished / "tensorboard"))
     events.Reload()
@@ -383,6 +384,7 @@ def test_snapshots_are_those_of_the_model_at_their_steps(finished):
         assert not np.array_equal(first["attention"], last["attention"])
 
 
+@pytest.mark.slow
 def test_looking_leaves_the_training_as_it_is(finished, model_folder, tmp_path, capsys):
     options = {"model": str(model_folder), "output_dir": str(tmp_path / "run"), **SHORT}
     script.finetune(script.FinetuneArguments(**options, report=False))
@@ -416,6 +418,7 @@ def test_vit_of_transformers_shows_what_the_same_plain_vit_shows(tmp_path):
     assert seen["positions"].shape == (3, 3, 3, 3)
 
 
+@pytest.mark.slow
 def test_vit_image_processor_of_transformers_is_drawn_too(tmp_path):
     run = tmp_path / "run"
     options = {"model": str(save_stock_vit(tmp_path / "vit")), "picture_every": 0.5, **SHORT}
@@ -442,6 +445,7 @@ def awkward(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_class_names_are_shown_as_they_are(awkward, model_folder, tmp_path):
     options = {**SHORT, "dataset": str(awkward), "shots_per_class": None, "steps": 2, "evaluations": 1}
     run = tmp_path / "run"
@@ -494,6 +498,7 @@ def test_card_and_report_say_what_was_done(finished, model_folder, tmp_path):
     assert cells[cells.index("weights") + 1] == "of step 2, selected by accuracy on the validation split"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule, ends", [
     ("cosine", True), ("linear", True), ("plateau", True), ("constant", False), ("inverse_sqrt", False),
 ])  # fmt: skip
@@ -551,6 +556,7 @@ def test_the_origin_of_a_local_source_is_carried_on_as_text_that_cannot_be_marku
         assert merged.base_model == base
 
 
+@pytest.mark.slow
 def test_push_sends_model_and_page_without_the_report_and_opens_from_the_hub(model_folder, tmp_path, hub):
     run = tmp_path / "run"
     options = {"model": str(model_folder), "output_dir": str(run), "report_to": "tensorboard", **SHORT}
@@ -597,6 +603,7 @@ def test_push_that_cannot_work_is_refused_before_the_training(model_folder, tmp_
 # The dry run
 
 
+@pytest.mark.slow
 def test_dry_run_says_what_the_run_then_does_and_writes_nothing(model_folder, tmp_path, capsys):
     run = tmp_path / "run"
     options = {

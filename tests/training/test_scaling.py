@@ -25,6 +25,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("tabulate_scaling")
 
 
+@pytest.mark.slow
 def test_the_flops_are_those_of_torchs_counter_on_a_real_model_and_of_its_products(script: ModuleType) -> None:
     kernels = script.record(TINY, 2)
     model = PlainViTForImageClassification(PlainViTConfig.from_name(TINY, num_labels=1000)).train()

@@ -63,6 +63,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Evaluating
 
 
+@pytest.mark.slow
 def test_one_image_is_not_called_images(classifier, tmp_path, capsys):
     one = Features({"image": Image(), "label": ClassLabel(names=DIGITS)})
     images = [PIL.Image.new("RGB", (9, 7), "red")]
@@ -81,6 +82,7 @@ def test_one_image_is_not_called_images(classifier, tmp_path, capsys):
         assert words in said
 
 
+@pytest.mark.slow
 def test_evaluation_gives_the_numbers_of_scikit_learn(classifier, tmp_path, capsys):
     results = evaluation.evaluate(evaluation.EvaluateArguments(
         model=str(classifier), dataset="digits", batch_size=77, output=str(tmp_path / "results.json")
@@ -121,6 +123,7 @@ def test_evaluation_gives_the_numbers_of_scikit_learn(classifier, tmp_path, caps
         ))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_processes_evaluate_every_image_once(classifier, tmp_path):
     # 360 images are not a multiple of 26: the last batches are padded.
     one = evaluation.evaluate(evaluation.EvaluateArguments(model=str(classifier), dataset="digits", batch_size=26))
@@ -136,6 +139,7 @@ def test_two_processes_evaluate_every_image_once(classifier, tmp_path):
     assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)  # batches of another size sum in another order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnx", "openvino"])
 def test_an_exported_folder_is_evaluated_and_any_training_of_it_is_refused(engine, classifier, tmp_path):
     folder, model = tmp_path / "exported", PlainViTForImageClassification.from_pretrained(classifier)
@@ -170,6 +174,7 @@ def test_classes_that_are_left_out_of_an_error_are_counted(tmp_path):
         evaluation.evaluate(evaluation.EvaluateArguments(model=str(tmp_path), dataset="digits"))
 
 
+@pytest.mark.slow
 def test_any_image_classifier_is_evaluated_and_its_classes_must_match(tmp_path):
     options = {"model": str(save_resnet(tmp_path, num_labels=10)), "dataset": "digits"}
     with pytest.raises(DataError, match="knows none of the 10 classes of the data.*--labels_by number"):
@@ -185,6 +190,7 @@ def test_any_image_classifier_is_evaluated_and_its_classes_must_match(tmp_path):
         evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [False, True], ids=["one label", "several"])
 def test_labels_that_are_numbers_are_the_numbers_of_the_model_s_classes(tmp_path, several):
     """Where the split has no image of some classes, the others keep their numbers."""
@@ -224,6 +230,7 @@ def test_classes_with_names_are_matched_by_number_only_if_they_are_as_many(tmp_p
         evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
 
 
+@pytest.mark.slow
 def test_a_name_of_two_classes_is_not_matched(tmp_path):
     """ImageNet has two classes named crane, a bird and a machine."""
     names = ["crane", "cat", "crane"]
@@ -246,6 +253,7 @@ def test_an_image_without_a_label_is_named(tmp_path):
         evaluation.evaluate(evaluation.EvaluateArguments(model=str(model), dataset=str(tmp_path / "data")))
 
 
+@pytest.mark.slow
 def test_checkpoint_of_another_library_is_evaluated_head_and_all(tmp_path):
     pixels, labels = render_glyphs(340, seed=1)  # the seed of the held-out glyphs
     features = Features({"image": Image(), "label": ClassLabel(names=list(CHARACTERS))})
@@ -359,6 +367,7 @@ def test_impossible_corruption_is_refused(fields, message):
 SHORT = {"dataset": "digits", "steps": 6, "batch_size": 12, "evaluations": 2, "log_every": 1, "learning_rate": 1e-3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["mean_color", "pixels"])
 def test_loss_of_hidden_patches_goes_down(target, model_folder, tmp_path):
     options = {**SHORT, "steps": 60, "evaluations": 3, "target": target}
@@ -372,6 +381,7 @@ def test_loss_of_hidden_patches_goes_down(target, model_folder, tmp_path):
     assert losses[2] < 0.8 * first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target, masked", [("mean_color", (0.5, 0.8, 0.1)), ("pixels", (0.6, 1.0, 0.0))])
 def test_the_card_of_pre_training_has_the_masking_and_the_learning_rates_it_had(target, masked, model_folder, tmp_path):
     options = {**SHORT, "target": target, "gradient_accumulation_steps": 3, "base_batch_size": 48, "from_scratch": True}
@@ -396,6 +406,7 @@ def test_the_card_of_pre_training_has_the_masking_and_the_learning_rates_it_had(
         assert f"| {absent}" not in card
 
 
+@pytest.mark.slow
 def test_pretrained_folder_is_fine_tuned(model_folder, tmp_path):
     pretrained = tmp_path / "pretrained"
     pretraining.pretrain(pretraining.PretrainArguments(model=str(model_folder), output_dir=str(pretrained), **SHORT))
@@ -423,6 +434,7 @@ def test_pretrained_folder_is_fine_tuned(model_folder, tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_pretraining_goes_on_from_a_pretrained_folder(model_folder, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     pretraining.pretrain(pretraining.PretrainArguments(model=str(model_folder), output_dir=str(first), **SHORT))
@@ -463,6 +475,7 @@ def test_killed_pretraining_resumes_to_the_same_bits(model_folder, tmp_path):
     assert_same_bits(whole, killed)
 
 
+@pytest.mark.slow
 def test_pretraining_refuses_bad_input_before_anything_is_written(model_folder, tmp_path):
     good = {"model": str(model_folder), "output_dir": str(tmp_path / "run"), **SHORT}
     map_pooling = save_plain_vit(tmp_path / "map", pooling="map", use_class_token=False)
@@ -483,6 +496,7 @@ def test_pretraining_refuses_bad_input_before_anything_is_written(model_folder, 
         assert not (tmp_path / "run").exists(), changed
 
 
+@pytest.mark.slow
 def test_images_without_labels_are_enough(model_folder, tmp_path):
     images = load_splits("digits")["train"]["image"][:30]
     (tmp_path / "images").mkdir()
@@ -495,6 +509,7 @@ def test_images_without_labels_are_enough(model_folder, tmp_path):
     assert results["validation_loss"] > 0
 
 
+@pytest.mark.slow
 def test_image_that_cannot_be_read_is_named_by_every_script(classifier, tmp_path):
     for split in ("train", "test"):
         for number, image in enumerate(load_splits("digits")[split]["image"][:20]):

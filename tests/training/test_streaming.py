@@ -121,6 +121,7 @@ def test_every_image_of_a_stream_comes_once_an_epoch_in_another_order(shards):
     assert colours(StreamedBatches(images_of(stream, seed=6), accelerator, count=9)) != seen[:27]
 
 
+@pytest.mark.slow(quick=["0"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stream_resumes_where_it_stopped(shards, workers):
     accelerator, stream = Accelerator(cpu=True), stream_of(shards)

@@ -133,6 +133,7 @@ def open_yaml_study(folder: Path, **fields: Any) -> Study:
 # The files
 
 
+@pytest.mark.slow(quick=["pooling-smoke"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_command_of_every_study_is_one_that_its_script_understands(name: str, size: str) -> None:
@@ -228,6 +229,7 @@ def test_a_contender_starts_from_the_checkpoint_of_its_size_or_from_scratch(
     assert run.key != dataclasses.replace(run, checkpoint="another").key
 
 
+@pytest.mark.slow
 def test_options_of_a_machine_are_in_every_command_and_no_part_of_what_a_run_is(
     toy: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -406,6 +408,7 @@ def test_the_time_left_is_by_epochs_and_by_what_is_most_alike(tmp_path: Path) ->
 # The queue
 
 
+@pytest.mark.slow
 def test_a_queue_does_everything_once_and_a_second_one_nothing(toy: Study, tmp_path: Path) -> None:
     said: list[str] = []
     queue = queue_of(toy, tmp_path, say=said.append)
@@ -428,6 +431,7 @@ def test_a_queue_does_everything_once_and_a_second_one_nothing(toy: Study, tmp_p
     assert said == []
 
 
+@pytest.mark.slow
 def test_a_missing_model_is_made_again_for_the_runs_that_start_from_it(toy: Study, tmp_path: Path) -> None:
     queue = queue_of(toy, tmp_path, most=4, say=lambda line: None)
     assert not queue.work()
@@ -438,6 +442,7 @@ def test_a_missing_model_is_made_again_for_the_runs_that_start_from_it(toy: Stud
     assert (queue.folder(stage) / "config.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_named_and_the_others_go_on(toy: Study, tmp_path: Path) -> None:
     said: list[str] = []
     description = {**toy.description, "contenders": {"it fails": {"model": {"hidden_size": 8}}, "one": None}}
@@ -505,6 +510,7 @@ def test_two_processes_share_a_queue(toy: Study, tmp_path: Path) -> None:
 # Pictures, tables, estimates
 
 
+@pytest.mark.slow
 def test_the_page_has_the_numbers_of_the_results() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name in STUDIES:
@@ -615,6 +621,7 @@ def test_the_hours_of_a_study_count_a_shared_stage_once(tmp_path: Path, capsys: 
     assert f"Estimated: {4 * stage + 6 * last:,.0f} hours" in capsys.readouterr().out
 
 
+@pytest.mark.slow(quick=["masked"])
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_hours_of_every_study_are_estimated(name: str) -> None:
     study = open_study(name, "paper")
@@ -622,6 +629,7 @@ def test_the_hours_of_every_study_are_estimated(name: str) -> None:
     assert all(0.001 < each < 1000 for each in hours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["labels", "--size", "paper"]])
 def test_a_reader_who_leaves_is_no_fault(words: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "studies.run", *words, "--runs", str(tmp_path)]
@@ -633,6 +641,7 @@ def test_a_reader_who_leaves_is_no_fault(words: list[str], tmp_path: Path) -> No
     assert (process.returncode, said) == (1, "")
 
 
+@pytest.mark.slow
 def test_contenders_share_their_earlier_stages_and_those_that_are_the_same_their_runs(
     toy: Study, tmp_path: Path
 ) -> None:
@@ -648,6 +657,7 @@ def test_contenders_share_their_earlier_stages_and_those_that_are_the_same_their
     )
 
 
+@pytest.mark.slow
 def test_what_another_study_has_done_is_not_done_again(toy: Study, tmp_path: Path) -> None:
     assert queue_of(toy, tmp_path, say=lambda line: None).work()
     said: list[str] = []

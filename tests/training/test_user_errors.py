@@ -157,6 +157,7 @@ def test_a_file_of_options_that_is_none_is_one_line(content, tmp_path):
         parse_arguments(script.FinetuneArguments, [str(path)], description=None)
 
 
+@pytest.mark.slow
 def test_fewer_images_than_a_step_takes_are_remarked_on(capsys, tmp_path):
     save_plain_vit(tmp_path / "model")
     options = {"model": str(tmp_path / "model"), "dataset": "digits", "shots_per_class": 1, "epochs": 1,
@@ -306,6 +307,7 @@ def _options(words: list[str]) -> dict[str, Any]:
 # Probes and reports
 
 
+@pytest.mark.slow
 def test_second_probe_keeps_the_results_of_the_first(tmp_path):
     model = save_plain_vit(tmp_path / "model")
     common = {"model": str(model), "dataset": "digits", "output_dir": str(tmp_path / "out"), "epochs": 1.0}
@@ -401,6 +403,7 @@ def test_an_output_below_a_file_is_one_line(name, tmp_path, monkeypatch, capsys)
 # Disks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "limit", [5_000, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (300, 40_000, 100_000))]
 )

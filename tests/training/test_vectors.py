@@ -337,6 +337,7 @@ def test_a_kept_head_of_numbers_keeps_its_bias(run, sets, tmp_path):
     assert torch.equal(kept, weights_of(tmp_path / "model")["classifier.bias"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {"drop_path_rate": 0.2}, {"dropout": 0.1}, {"image_size": [24, 16]}, {"from_scratch": True, "image_size": [24]},
     {"native_aspect_ratio": True}, {"lora_rank": 2, "test_size": [40]}, {"from_scratch": True},
