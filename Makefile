@@ -34,10 +34,10 @@ demo: $(INSTALLED) ## convert a foreign checkpoint, fine-tune it, open it again 
 test: $(TRANSFORMERS_TESTS) ## run the default tests
 	$(BIN)/python -m pytest -n auto --durations 20 --minutes 5
 
-test-all: test-floors test-year test-space $(TRANSFORMERS_TESTS) ## run those with older releases, the Space, the slow ones and the default ones
+test-all: test-floors test-year test-space $(TRANSFORMERS_TESTS) ## run all tests but the nightly ones, also with older releases
 	$(BIN)/python -m pytest -n auto -m "not nightly" --durations 20 --minutes 27
 
-test-nightly: $(TRANSFORMERS_TESTS) ## run everything, with more generated inputs; takes hours
+test-nightly: $(TRANSFORMERS_TESTS) ## run everything, with many more generated inputs; takes hours
 	PLAIN_VIT_NIGHTLY=1 $(BIN)/python -m pytest -n auto -m "" --durations 20
 
 test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests that depend on releases, or those in TESTS, with the oldest that setup.py admits

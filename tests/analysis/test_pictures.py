@@ -234,11 +234,7 @@ OF_ADDED = {"position-similarity", "prefix-similarity"}
 
 
 @pytest.mark.slow(quick=["relative_table"])
-@pytest.mark.parametrize(
-    "kind",
-    [kind if kind in ("rotary_mixed", "relative_table") else pytest.param(kind, marks=pytest.mark.slow)
-     for kind in POSITIONS],
-)  # fmt: skip
+@pytest.mark.parametrize("kind", POSITIONS)
 def test_every_figure_of_positions_in_the_attention_is_drawn_or_says_why_not(
     kind: str, tmp_path: Path, files: list[Path]
 ) -> None:

@@ -238,7 +238,7 @@ def load_dataset_image() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("streaming", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["stored", "streamed"])
+@pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
 def test_two_processes_with_workers_write_the_bytes_of_one(
     model: Path, images: Path, tmp_path: Path, streaming: bool
 ) -> None:

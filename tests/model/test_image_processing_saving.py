@@ -330,17 +330,8 @@ def test_a_composite_processor_of_a_subclass_reloads_with_its_pixels(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "beside_model"),
-    [
-        ("Unregistered", True),
-        pytest.param("Unregistered", False, marks=pytest.mark.slow),
-        pytest.param("UnregisteredPil", True, marks=pytest.mark.slow),
-        ("UnregisteredPil", False),
-        pytest.param("Registered", True, marks=pytest.mark.slow),
-        ("Registered", False),
-    ],
-)
+@pytest.mark.parametrize("beside_model", [True, False])
+@pytest.mark.parametrize("kind", ["Unregistered", "UnregisteredPil", "Registered"])
 def test_a_subclass_s_folder_names_code_that_is_there_and_opens(
     kind: str, beside_model: bool, image: Image.Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

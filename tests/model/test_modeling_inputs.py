@@ -59,16 +59,8 @@ def tensors_of(outputs: Any) -> list[torch.Tensor]:
         "PlainViTForMaskedImageModeling-branches",
     ]
 )
-@pytest.mark.parametrize(
-    ("model_class", "name"),
-    [
-        pytest.param(
-            kind, name, marks=() if kind is PlainViTForImageClassification or number % 4 == 0 else pytest.mark.slow
-        )
-        for kind in MODELS
-        for number, name in enumerate(sorted(VARIATIONS))
-    ],
-)
+@pytest.mark.parametrize("name", sorted(VARIATIONS))
+@pytest.mark.parametrize("model_class", MODELS)
 def test_on_the_meta_device_shapes_and_operations_are_those_of_the_cpu(model_class: Any, name: str) -> None:
     found = []
     for device in ("meta", "cpu"):

@@ -162,7 +162,7 @@ def test_the_export_is_exact(folder: Path, stock: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_timm_opens_it_and_computes_every_stage(dtype: torch.dtype, folder: Path, stock: Any, tmp_path: Path) -> None:
     converted = from_checkpoint(folder)
     with pytest.raises(ExportError, match="mask_token"):

@@ -74,11 +74,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher, changes",
-    [pytest.param(*case, marks=[] if name == "1 process" else pytest.mark.slow) for name, case in CASES.items()],
-    ids=CASES,
-)
+@pytest.mark.parametrize("launcher, changes", CASES.values(), ids=CASES)
 def test_killed_run_resumes_to_the_same_bits(launcher, changes, stock_folder, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     options = {"model": stock_folder, **HARD, **changes}
@@ -93,7 +89,7 @@ def test_killed_run_resumes_to_the_same_bits(launcher, changes, stock_folder, tm
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher, workers",
-    [(PYTHON, 0), (PYTHON, 2), pytest.param(TORCHRUN, 2, marks=pytest.mark.slow)],
+    [(PYTHON, 0), (PYTHON, 2), (TORCHRUN, 2)],
     ids=["alone", "with workers", "2 processes with workers"],
 )
 def test_termination_saves_and_says_how_to_go_on(launcher, workers, stock_folder, tmp_path):

@@ -502,7 +502,7 @@ def parquet(tmp_path: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_run_with_unreadable_images_resumes_to_the_same_bits(streaming, num_workers, run, parquet, monkeypatch, capsys):
     options = {
         "dataset": parquet, "shots_per_class": None, "corrupted": "skip", "steps": 12, "checkpoints_kept": 9,

@@ -104,7 +104,7 @@ def test_views_average_the_probabilities_and_are_the_crops_of_the_larger_image(k
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("metric", ["macro_f1", pytest.param("calibration_error", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("metric", ["macro_f1", "calibration_error"])
 def test_the_weights_of_the_best_evaluation_by_any_metric_are_saved(metric, tmp_path):
     save_plain_vit(tmp_path / "model")
     finetuning.finetune(finetuning.FinetuneArguments(

@@ -114,9 +114,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes", [pytest.param(CASES[name], marks=[pytest.mark.slow] * bool(CASES[name])) for name in CASES], ids=CASES
-)
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_interrupted_run_resumes_to_the_same_bits(changes, run, monkeypatch):
     options = {**FULL, **changes}
     whole = run("whole", **options)
