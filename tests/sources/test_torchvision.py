@@ -75,6 +75,15 @@ def test_every_block_and_the_logits_are_torchvisions(representation_size: int | 
             "fused": native})  # fmt: skip
 
 
+def test_a_file_with_a_representation_alone_has_no_classifier(tmp_path: Path) -> None:
+    module = tiny(representation_size=30)
+    tensors = {name: tensor for name, tensor in module.state_dict().items() if not name.startswith("heads.head")}
+    torch.save(tensors, tmp_path / "vit.pth")
+    model = from_checkpoint(tmp_path / "vit.pth", **SAID).model
+    module.heads.head = nn.Identity()
+    assert difference(output(model, pixels()), output(module, pixels())) <= TOLERANCE
+
+
 @pytest.mark.parametrize("representation_size", [None, 30])
 def test_every_tensor_exports_back_bit_for_bit(representation_size: int | None) -> None:
     module = tiny(representation_size=representation_size, norm_layer=partial(nn.LayerNorm, eps=1e-5))

@@ -108,7 +108,7 @@ class TorchvisionFormat(Format):
     def classifiers(self, tensors: StateDict) -> list[str]:
         """Return the one layer of the heads beside pre_logits, wherever it stands; the heads if they have several."""
         layers = {name.rpartition(".")[0] for name in tensors if f"{name}.".startswith("heads.")} - {"heads.pre_logits"}
-        return [".".join(layers.pop().split(".")[:2])] if len(layers) == 1 else self.heads_in(tensors)
+        return self.heads_in(tensors) if len(layers) > 1 else [".".join(layer.split(".")[:2]) for layer in layers]
 
     def describe_module(self, module: Any, hints: Hints) -> Description:
         """Read the configuration of a live module, which determines everything: hints are not needed.
