@@ -484,6 +484,7 @@ def interrupted_at_step(step: int, target: Path) -> bool:
     return left <= 0
 
 
+@pytest.mark.slow
 def test_interrupted_at_every_step_of_the_guard_nothing_is_left_next_to_the_target(tmp_path: Path) -> None:
     target, step = tmp_path / "model", 1
     target.mkdir()
@@ -742,6 +743,7 @@ def rewrite_for_ever(command: str, sources: list[Path], target: Path, rounds: An
             rounds.value += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["convert", "export"])
 def test_killed_at_random_moments_of_a_command_its_output_is_whole(command: str, tmp_path: Path) -> None:
     kills = draws(10, nightly=100)

@@ -294,7 +294,7 @@ def prepared_models() -> dict[str, Any]:
         return {engine: prepare_for_inference(build(), engine=engine, batch_size=2) for engine in ["torch", *ENGINES]}
 
 
-@pytest.mark.slow(quick=["openvino"])
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_copies_and_pickles_run_the_same_graph(engine: str, prepared_models: dict[str, Any], folders: Path) -> None:
     for model in (prepared_models[engine], open_exported(folders / f"encoder-{engine}")):
@@ -325,7 +325,7 @@ def add_logits(batch: dict[str, Any], model: Any) -> dict[str, Any]:
     return {"logits": model(torch.tensor(batch["images"])).logits.tolist()}
 
 
-@pytest.mark.slow(quick=["torch"])
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # of Python 3.12, for any fork
 @pytest.mark.parametrize("engine", ["torch", *ENGINES])
 def test_datasets_map_in_several_processes(engine: str, prepared_models: dict[str, Any]) -> None:
@@ -341,6 +341,7 @@ def test_datasets_map_in_several_processes(engine: str, prepared_models: dict[st
         assert difference(found, expected) < REORDERED
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_forked_process_refuses_the_graph_of_the_one_before(engine: str, prepared_models: dict[str, Any]) -> None:
@@ -369,6 +370,7 @@ def test_the_model_itself_is_unchanged() -> None:
     assert type(model) is PlainViTForImageClassification
 
 
+@pytest.mark.slow
 def test_transformers_pipeline_takes_it(folders: Path, images: Path) -> None:
     model = PlainViTForImageClassification.from_pretrained(folders / "classifier").eval()
     processor = PlainViTImageProcessor.from_pretrained(folders / "classifier")
@@ -403,6 +405,7 @@ def test_signals_arrive_after_models_have_come_and_gone(folders: Path) -> None:
 # What is refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_a_graph_does_not_have_is_refused(engine: str, folders: Path) -> None:
     model: Any = open_exported(folders / f"encoder-{engine}")
@@ -456,6 +459,7 @@ def test_preparations_that_cannot_be_are_refused() -> None:
         prepare_for_inference(build(kind=PlainViTForMaskedImageModeling), engine="onnx")
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_no_export_is_refused_and_an_export_is_no_checkpoint(folders: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no engine.json"):
         open_exported(folders / "classifier")
@@ -479,6 +483,7 @@ def test_a_folder_that_is_no_export_is_refused_and_an_export_is_no_checkpoint(fo
         shutil.rmtree(tmp_path / "changed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_graph_that_is_damaged_missing_or_of_another_model_is_refused(
     engine: str, folders: Path, tmp_path: Path
@@ -502,6 +507,7 @@ def test_a_graph_that_is_damaged_missing_or_of_another_model_is_refused(
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_other_inputs_cannot_be_taken_for_an_option(folders: Path) -> None:
     model: Any = open_exported(folders / "encoder-onnx")
     with pytest.raises(TypeError):
@@ -525,7 +531,7 @@ def run_both(script: Any, arguments: Any, tmp_path: Path, plain: dict[str, Any],
     return found
 
 
-@pytest.mark.slow(quick=["cls_mean-True-onnx"])
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("feature", "exported"), [("pooled", True), ("cls_mean", True), ("patches", True), ("patches", False)]
@@ -605,6 +611,7 @@ def test_two_processes_write_the_same_files_and_another_graph_is_another_run(
         prediction.predict(prediction.PredictArguments(**options))
 
 
+@pytest.mark.slow
 def test_options_that_an_engine_does_not_have_are_refused_before_the_folder_is_made(
     folders: Path, images: Path, tmp_path: Path
 ) -> None:
@@ -623,6 +630,7 @@ def test_options_that_an_engine_does_not_have_are_refused_before_the_folder_is_m
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_commands_take_an_exported_folder(
     folders: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -175,6 +175,7 @@ def test_answers_are_those_of_transformers_pipeline_for_images_of_every_kind(
     assert max(spread) - min(spread) > 100 * TOLERANCE  # not one answer for all
 
 
+@pytest.mark.slow
 def test_a_form_and_a_body_give_equal_answers_in_the_order_of_the_files(client: httpx2.Client) -> None:
     images = [encoded(picture(number)) for number in range(3)]
     files = [("any", (f"{number}.png", data)) for number, data in enumerate(images)]
@@ -198,6 +199,7 @@ def test_scores_follow_the_problem_type_as_in_the_pipeline(problem: Any, exporte
     assert {f"class {number}": score for number, score in enumerate(scores)} == pytest.approx(expected, abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_the_service_describes_itself(client: httpx2.Client) -> None:
     info = client.get("/info").json()
     assert info["limits"] == LIMITS | {"max_wait": 0.0, "max_connections": 1000, "max_work_seconds": 10.0}
@@ -206,6 +208,7 @@ def test_the_service_describes_itself(client: httpx2.Client) -> None:
     assert client.get("/health/live").json() == {"status": "live"}
 
 
+@pytest.mark.slow
 def test_pages_that_describe_the_service_are_there_where_asked_for(client: httpx2.Client) -> None:
     pages = {"/docs", "/redoc", "/openapi.json"}
     assert [client.get(page).status_code for page in pages] == [404] * 3
@@ -282,6 +285,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_taken_is_refused_with_the_reason(name: str, client: httpx2.Client) -> None:
     request, status, words = REFUSED[name]
@@ -293,6 +297,7 @@ def test_what_is_not_taken_is_refused_with_the_reason(name: str, client: httpx2.
     assert str(detail).isprintable()
 
 
+@pytest.mark.slow
 def test_all_broken_images_of_a_request_are_named(client: httpx2.Client) -> None:
     detail = client.post("/predict", **REFUSED["two broken images"][0]).json()["detail"]
     assert re.findall(r"(\w+\.png) (?:is|begins)", detail) == ["a.png", "b.png"]
@@ -322,6 +327,7 @@ def header_of(kind: str, width: int, height: int) -> bytes:
     return bytes(small)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", app.FORMATS)
 def test_an_image_is_measured_by_its_header_before_it_is_decoded(kind: str, client: httpx2.Client) -> None:
     before = client.get("/info").json()["memory_mb"]
@@ -361,6 +367,7 @@ def test_an_image_is_bounded_as_it_is_resized_too(exported: Path, monkeypatch: p
     assert classifier.read("thin.png", encoded(picture(size=(4090, 60))), most).shape == (3, 24, 56)
 
 
+@pytest.mark.slow
 def test_a_form_that_breaks_off_anywhere_is_refused(client: httpx2.Client) -> None:
     request = client.build_request("POST", "/predict", **form(("a.png", PNG), ("b.png", PNG)))
     whole, headers = request.read(), {"Content-Type": request.headers["Content-Type"]}
@@ -388,6 +395,7 @@ def mutated(count: int) -> Iterator[bytes]:
         yield bytes(data)
 
 
+@pytest.mark.slow
 def test_mutated_images_are_classified_or_refused(client: httpx2.Client) -> None:
     statuses = [predict(client, data).status_code for data in mutated(draws(60, nightly=3000))]
     assert set(statuses) == {200, 422}
@@ -425,7 +433,7 @@ EARLY = {
 }
 
 
-@pytest.mark.slow(quick=["long headers"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EARLY)
 def test_who_sends_all_before_reading_still_reads_why_it_was_refused(name: str, address: str) -> None:
     start, status = EARLY[name]
@@ -434,6 +442,7 @@ def test_who_sends_all_before_reading_still_reads_why_it_was_refused(name: str, 
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", [1, -1])
 def test_a_request_with_two_lengths_is_refused_whatever_it_holds(turn: int, address: str) -> None:
     chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(PNG), PNG)
@@ -445,6 +454,7 @@ def test_a_request_with_two_lengths_is_refused_whatever_it_holds(turn: int, addr
         assert answer.startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.slow
 def test_chunks_that_break_off_or_lie_after_an_answer_end_the_connection_alone(
     address: str, client: httpx2.Client
 ) -> None:
@@ -488,6 +498,7 @@ def begun(address: str, count: int, body: bytes = PNG) -> Iterator[list[socket.s
             one.close()
 
 
+@pytest.mark.slow
 def test_a_full_server_refuses_at_once_says_when_to_come_again_and_answers_what_it_holds(
     address: str, client: httpx2.Client
 ) -> None:
@@ -611,6 +622,7 @@ def test_large_images_within_the_limits_leave_room_for_others(exported: Path, tm
     assert counts["postponed"] + counts["refused"] == statuses.count(503)
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_frees_its_place(address: str, client: httpx2.Client) -> None:
     before = client.get("/info").json()["counts"]["abandoned"]
     with begun(address, 3):

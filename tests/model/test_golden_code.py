@@ -161,7 +161,7 @@ def test_every_version_keeps_the_code_that_it_saved() -> None:
     assert sum(path.stat().st_size for path in GOLDEN.glob("code-*.zip")) < 50_000 * len(VERSIONS)
 
 
-@pytest.mark.slow(quick=["0.1.0-branches"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FIELDS))
 def test_an_old_folder_opens_with_its_own_code_and_no_package(
     root: Path, version: str, then: Any, now: Any, name: str
@@ -171,6 +171,7 @@ def test_an_old_folder_opens_with_its_own_code_and_no_package(
         assert torch.equal(tensor, then[f"old/{name}"][kind]), kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trust", [None, True])
 @pytest.mark.parametrize("name", sorted(FIELDS))
 def test_an_old_folder_opens_with_today_s_package(root: Path, then: Any, name: str, trust: bool | None) -> None:
@@ -196,6 +197,7 @@ def test_an_old_folder_opens_with_today_s_package(root: Path, then: Any, name: s
     assert difference(processor(image, return_tensors="pt").pixel_values, expected["image"]) < ROUNDED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FIELDS))
 def test_fresh_weights_of_a_seed_are_the_old_ones(root: Path, then: Any, name: str) -> None:
     torch.manual_seed(2)
@@ -203,6 +205,7 @@ def test_fresh_weights_of_a_seed_are_the_old_ones(root: Path, then: Any, name: s
     assert torch.equal(torch.cat([tensor.flatten() for tensor in fresh.values()]), then[f"old/{name}"]["fresh"])
 
 
+@pytest.mark.slow
 def test_saved_again_a_folder_holds_today_s_code_alone_under_the_old_names(root: Path, saved_again: Path) -> None:
     for folder in saved_again.iterdir():
         assert code_in(folder) == TODAY
@@ -211,6 +214,7 @@ def test_saved_again_a_folder_holds_today_s_code_alone_under_the_old_names(root:
             assert json.loads((path / "config.json").read_text())["auto_map"] == AUTO_MAP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FIELDS))
 def test_saved_again_a_folder_opens_without_the_package_where_the_old_one_was_opened(
     then: Any, now: Any, name: str
@@ -219,6 +223,7 @@ def test_saved_again_a_folder_opens_without_the_package_where_the_old_one_was_op
         assert difference(tensor, then[f"old/{name}"][kind]) < (ROUNDED if kind == "image" else REORDERED), kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["push_folder", "push_to_hub"])
 def test_a_push_of_today_s_over_an_old_one_replaces_the_code_in_one_commit(
     root: Path, saved_again: Path, version: str, way: str, hub: HubEndpoint, tmp_path: Path

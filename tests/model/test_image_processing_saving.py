@@ -161,7 +161,7 @@ FOLDERS = ["with_model", "processor_first", "alone", "with_model_saved_alone", "
 FOLDERS += COMPOSITES
 
 
-@pytest.mark.slow(quick=["with_model_saved_alone-pil"])
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", CLASSES)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_process_without_the_package_prepares_the_same_pixels(
@@ -173,10 +173,12 @@ def test_a_process_without_the_package_prepares_the_same_pixels(
     assert np.array_equal(np.load(saved / f"{folder} {backend}.npy"), expected)
 
 
+@pytest.mark.slow
 def test_a_process_without_the_package_classifies_with_a_pipeline(opened_without_package: dict) -> None:
     assert opened_without_package["pipeline"] == ["PlainViTImageProcessor", 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", CLASSES)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_the_package_opens_what_either_process_saved_and_asks_nothing(
@@ -191,6 +193,7 @@ def test_the_package_opens_what_either_process_saved_and_asks_nothing(
     assert prompts == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", COMPOSITES)
 def test_a_composite_processor_reloads_with_its_image_processor(
     folder: str, saved: Path, opened_without_package: dict, image: Image.Image, prompts: list
@@ -219,6 +222,7 @@ def test_the_dict_names_the_class_its_settings_do_not_and_both_make_it_again(bac
     assert set(AUTO_MAP["AutoImageProcessor"]) == set(CLASSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["with_model", "processor_first", "both_saved", "composite_of_model"])
 def test_a_pipeline_asks_for_no_trust_with_the_package(
     folder: str, saved: Path, opened_without_package: dict, image: Image.Image, prompts: list
@@ -229,6 +233,7 @@ def test_a_pipeline_asks_for_no_trust_with_the_package(
     assert prompts == []
 
 
+@pytest.mark.slow
 def test_the_class_is_named_in_one_place_of_a_folder(saved: Path, opened_without_package: dict) -> None:
     for folder in ("with_model", "both_saved"):
         assert json.loads((saved / folder / "config.json").read_text())["auto_map"].items() >= AUTO_MAP.items()

@@ -402,6 +402,7 @@ def facts(folder: Path, kind: str) -> dict[str, Any]:
     return json.loads((folder / f"{kind}.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, tolerance", [("eager", 1e-6), ("compiled", 1e-6), ("sharded", 1e-6), ("sharded_in_bfloat16", 0.01)]
 )
@@ -412,11 +413,13 @@ def test_two_processes_train_to_the_weights_of_one(folder: Path, kind: str, tole
         torch.testing.assert_close(weight, model.get_parameter(name).detach(), rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eager", "sharded"])
 def test_in_two_processes_each_block_joins_its_own(folder: Path, kind: str) -> None:
     assert facts(folder, kind)["joined"] == [1] * 3 * processes.STEPS
 
 
+@pytest.mark.slow
 def test_gradients_are_ready_and_sent_from_the_last_block_to_the_first(folder: Path) -> None:
     steps = facts(folder, "eager")["steps"]
     assert len(steps) == processes.STEPS
@@ -431,6 +434,7 @@ def test_gradients_are_ready_and_sent_from_the_last_block_to_the_first(folder: P
             assert {f"{later}.{layer}_proj.weight" for layer in "qkv"} <= sent
 
 
+@pytest.mark.slow
 def test_compiled_training_in_two_processes_has_no_graph_break(folder: Path) -> None:
     assert facts(folder, "compiled") == {"products": 3 * 4 + 1, "breaks": 0}
     blocks = facts(folder, "sharded_in_bfloat16")

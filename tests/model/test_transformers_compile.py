@@ -71,6 +71,7 @@ def test_inference_compiles_to_one_graph() -> None:
     check_inference("plain", "aot_eager")
 
 
+@pytest.mark.slow
 def test_training_compiles_to_one_graph() -> None:
     check_training("registers", "aot_eager")
 

@@ -104,7 +104,7 @@ def results(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "results.json").read_text())
 
 
-@pytest.mark.slow(quick=["fsdp-registers"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["fsdp", "tp", "ddp"])
 def test_two_processes_give_the_logits_and_gradients_of_one(results: dict[str, Any], kind: str, name: str) -> None:
@@ -121,6 +121,7 @@ def test_two_processes_give_the_logits_and_gradients_of_one(results: dict[str, A
         assert mlp <= split or name == "swiglu_packed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_split_model_saves_an_ordinary_folder(folder: Path, name: str) -> None:
     before = PlainViTForImageClassification.from_pretrained(folder / name).state_dict()

@@ -162,7 +162,7 @@ def found(root: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     return torch.load(root / f"{request.param}.pt")
 
 
-@pytest.mark.slow(quick=["once-plain"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FOLDERS))
 def test_the_code_that_came_along_gives_equal_numbers(found: dict[str, Any], root: Path, name: str) -> None:
     model = build(name)
@@ -172,6 +172,7 @@ def test_the_code_that_came_along_gives_equal_numbers(found: dict[str, Any], roo
     assert shapes == [(2, 40, 3, 7 if name == "map" else 4)] * (2 if name == "bare" else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FOLDERS.keys() - {"bare"}))
 def test_the_code_that_came_along_prepares_and_classifies_images(found: dict[str, Any], root: Path, name: str) -> None:
     processor = PlainViTImageProcessor(size={"height": 24, "width": 56})
@@ -184,6 +185,7 @@ def test_the_code_that_came_along_prepares_and_classifies_images(found: dict[str
     assert found[name]["answers"][0]["score"] == pytest.approx(scores.max().item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_code_that_came_along_draws_what_is_missing_and_trains(found: dict[str, Any]) -> None:
     bare = found["bare"]
     assert all(tensor.isfinite().all() for tensor in bare["drawn"].values())
@@ -194,6 +196,7 @@ def test_the_code_that_came_along_draws_what_is_missing_and_trains(found: dict[s
     assert torch.equal(bare["tuned again"], bare["tuned"])
 
 
+@pytest.mark.slow
 def test_the_code_that_came_along_refuses_the_folder_of_another_model(found: dict[str, Any], root: Path) -> None:
     line = f"from plain_vit.conversion import from_checkpoint; model = from_checkpoint({str(root / 'stock')!r}).model"
     assert len(found["refused"]) == 3

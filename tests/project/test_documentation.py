@@ -77,6 +77,7 @@ def test_the_readme_says_what_each_format_is_written_as() -> None:
     assert said == {name: format_named(name).suffixes for name in FORMATS} | dict.fromkeys(ENGINES, ())
 
 
+@pytest.mark.slow
 def test_the_blocks_of_the_model_s_page_run_one_after_the_other(workplace: Path) -> None:
     names: dict[str, object] = {"__name__": "model"}
     for kind, code in BLOCK.findall((ROOT / "docs" / "model.md").read_text(encoding="utf-8")):

@@ -225,7 +225,7 @@ def without_package(root: Path, sources: dict[str, Source]) -> dict[str, dict[st
     return torch.load(root / "outcomes.pt")
 
 
-@pytest.fixture(params=["with_package", "without_package"])
+@pytest.fixture(params=["with_package", pytest.param("without_package", marks=pytest.mark.slow)])
 def found(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """What a process with the package, and one without it, makes of every file."""
     return request.getfixturevalue(request.param)
@@ -247,16 +247,6 @@ def image(file: str, root: Path) -> Iterator[Image.Image]:
         yield opened
 
 
-@pytest.mark.slow(
-    quick=[
-        "timm_centre-rgba.png-with_package",
-        "timm_oblong-palette.png-without_package",
-        "timm_squash-palette.png-with_package",
-        "timm_squash-one_row.png-with_package",
-        "of_torchvision-rotated.jpg-without_package",
-        "of_transformers-rotated.jpg-with_package",
-    ]
-)
 def test_a_file_gives_the_pixels_and_the_logits_of_the_source(
     name: str, file: str, image: Image.Image, sources: dict[str, Source], found: dict[str, dict[str, Any]], root: Path
 ) -> None:
@@ -277,6 +267,7 @@ def test_a_pipeline_answers_as_the_source_does_for_the_image_turned_and_in_rgb(
     assert difference(found[name][file]["scores"], sources[name].logits(turned)) < REORDERED
 
 
+@pytest.mark.slow
 def test_both_processes_compute_the_same_bits(
     with_package: dict[str, dict[str, Any]], without_package: dict[str, dict[str, Any]], sources: dict[str, Source]
 ) -> None:

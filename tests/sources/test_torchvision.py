@@ -302,6 +302,7 @@ def test_the_classes_and_pixels_of_a_published_file_are_torchvisions(weights: st
         assert config.id2label[1] == "LABEL_1"
 
 
+@pytest.mark.slow
 def test_a_published_file_is_known_by_its_hash_and_another_of_its_name_is_refused(tmp_path: Path) -> None:
     module = randomize_(torchvision.models.vit_b_32())
     torch.save(module.state_dict(), tmp_path / "vit.pth")

@@ -52,7 +52,8 @@ def set_all(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> No
 def save_for_ever(folder: Path, resume: bool, saved: Any) -> None:
     run, model, optimizer = prepared(folder, resume=resume)
     step = (run.begin() or {"step": 0})["step"]
-    model(torch.ones(1, 31)).sum().backward()
+    for parameter in model.parameters():  # torch may refuse a backward pass in a process that was forked
+        parameter.grad = torch.ones_like(parameter)
     optimizer.step()  # makes the moments
     while True:
         step += 1

@@ -122,6 +122,7 @@ def test_a_stalled_run_reports_where_it_hangs(stock_folder, tmp_path):
 # Several processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher, changes",
     [

@@ -1,12 +1,8 @@
 """Scripts killed while they write a file, at each file in turn: the same command, or with `--resume`, ends them."""
 
-import multiprocessing
 import os
 import random
 import signal
-import traceback
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,10 +11,10 @@ import pytest
 
 from plain_vit.errors import OutputExistsError
 from plain_vit.files import staging
+from tests.processes import LIMIT, server
 from tests.sizes import draws
 from tests.training.runs import open_script
 
-LIMIT = 120  # seconds
 DATA: dict[str, Any] = {"dataset": "digits", "batch_size": 500}
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "features": ("extract_features", "ExtractArguments", {**DATA, "split": "test", "shard_size": 200}),
@@ -53,8 +49,17 @@ def run_again(script: str, arguments: str, options: dict[str, Any]) -> None:
         run(script, arguments, {**options, "resume": True})
 
 
-def kill_at(write: int, name: str, function: Callable[[], None]) -> None:
-    """Call a function in another process, which is killed at a call of a function of `staging`."""
+def kill_at(write: int, name: str, script: str, arguments: str, options: dict[str, Any]) -> None:
+    """Run a script in another process, which is killed at a call of a function of `staging`."""
+    process = server.Process(target=be_killed_at, args=(write, name, script, arguments, options))
+    process.start()
+    process.join(LIMIT)
+    exitcode = process.exitcode
+    process.kill()  # one that does not end would be waited for when the tests have ended
+    assert exitcode == -signal.SIGKILL
+
+
+def be_killed_at(write: int, name: str, script: str, arguments: str, options: dict[str, Any]) -> None:
     calls, original = iter(range(10_000)), getattr(staging, name)
 
     def counted(*arguments: Any) -> Any:
@@ -62,21 +67,8 @@ def kill_at(write: int, name: str, function: Callable[[], None]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*arguments)
 
-    def killed() -> None:
-        try:
-            with mock.patch.object(staging, name, counted):
-                function()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)  # without the finalizers of the process that forked this one
-
-    process = multiprocessing.get_context("fork").Process(target=killed)
-    process.start()
-    process.join(LIMIT)
-    exitcode = process.exitcode
-    process.kill()  # one that does not end would be waited for when the tests have ended
-    assert exitcode == -signal.SIGKILL
+    with mock.patch.object(staging, name, counted):
+        run(script, arguments, options)
 
 
 def results_of(folder: Path) -> dict[str, bytes]:
@@ -103,6 +95,6 @@ def test_a_run_killed_at_any_of_its_writes_can_be_run_again(name: str, model_fol
     assert len(writes) >= 6
     for at, write in random.Random(name).sample(writes, draws(3, nightly=len(writes))):
         given = {**options, "output_dir": str(tmp_path / f"{at}-{write}")}
-        kill_at(write, at, partial(run, script, arguments, given))
+        kill_at(write, at, script, arguments, given)
         run_again(script, arguments, given)
         assert results_of(Path(given["output_dir"])) == expected, (at, write)
