@@ -34,8 +34,8 @@ demo: $(INSTALLED) ## convert a foreign checkpoint, fine-tune it, open it again 
 test: $(TRANSFORMERS_TESTS) ## run the default tests
 	$(BIN)/python -m pytest -n auto --durations 20 --minutes 5
 
-test-all: test-floors test-year test-space $(TRANSFORMERS_TESTS) ## run all tests but the nightly ones, also with older releases
-	$(BIN)/python -m pytest -n auto -m "not nightly" --durations 20 --minutes 27
+test-all: test-floors test-year test-space test ## run all tests but the nightly ones, also with older releases
+	$(BIN)/python -m pytest -n auto -m "slow and not nightly" --durations 20 --minutes 30
 
 test-nightly: $(TRANSFORMERS_TESTS) ## run everything, with many more generated inputs; takes hours
 	PLAIN_VIT_NIGHTLY=1 $(BIN)/python -m pytest -n auto -m "" --durations 20

@@ -23,17 +23,14 @@ server = multiprocessing.get_context("forkserver")
 server.set_forkserver_preload(["accelerate", "datasets", "evaluate", "torch", "transformers", "plain_vit.training"])
 
 
-def in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function in a child process and return what it returned or raise what it raised."""
-    receiver, sender = processes.Pipe(duplex=False)
+def in_a_process(function: Callable[..., Any], *arguments: object, context: Any = processes) -> Any:
+    """Call a function in a child process and return what it returned or raise what it raised.
 
-    def body() -> None:
-        try:
-            sender.send((True, function(*arguments)))
-        except BaseException as error:
-            sender.send((False, error))
-
-    child = processes.Process(target=body, daemon=True)
+    Give `context=server` for a function with a backward pass: torch refuses it in a fork of a process where autograd
+    has started threads.
+    """
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(sender, function, arguments), daemon=True)
     child.start()
     sender.close()
     succeeded, result = receiver.recv()
@@ -41,6 +38,13 @@ def in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
     if not succeeded:
         raise result
     return result
+
+
+def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:
+    try:
+        sender.send((True, function(*arguments)))
+    except BaseException as error:
+        sender.send((False, error))
 
 
 def kilobytes(field: str) -> int:

@@ -39,7 +39,7 @@ from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint, to_checkpoint
 from plain_vit.model_card import ModelFacts, write_card
 from tests.conftest import randomize_
-from tests.processes import in_a_process, kilobytes
+from tests.processes import in_a_process, kilobytes, server
 from tests.sizes import draws
 from tests.sources.test_timm_files import save_folder
 from tests.sources.timm_models import tiny_timm
@@ -737,7 +737,7 @@ def faults_of(outcome: Outcome) -> Iterator[str]:
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_generated_attack_ends_in_one_printable_message(attack: str, bases: Path, tmp_path: Path) -> None:
     count = draws(4, nightly=120 if attack == "images" else 210)  # each sound image is drawn, which takes seconds
-    outcomes: list[Outcome] = in_a_process(carry_out, attack, range(count), bases, tmp_path)
+    outcomes: list[Outcome] = in_a_process(carry_out, attack, range(count), bases, tmp_path, context=server)
     faults = [f"{outcome.attack}\n    {fault}" for outcome in outcomes for fault in faults_of(outcome)]
     assert not faults, f"{len(faults)} faults in {count} draws:\n" + "\n".join(faults[:20])
     codes = Counter(str(outcome.code) for outcome in outcomes)
@@ -748,7 +748,7 @@ def test_a_generated_attack_ends_in_one_printable_message(attack: str, bases: Pa
     assert len(codes) > 1 or count < 100, same
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_file_of_ten_megabytes_costs_little_memory_and_time(bomb: str, bases: Path, tmp_path: Path) -> None:
     (outcome,) = in_a_process(carry_out, bomb, [BOMBS[bomb]], bases, tmp_path)

@@ -23,7 +23,7 @@ from plain_vit.training.run.folder import RunFolder, append_line, read_log, writ
 from plain_vit.training.run.report import _section
 from plain_vit.training.run.snapshots import OptionalFigure, Snapshots
 from tests.conftest import randomize_
-from tests.processes import in_a_process
+from tests.processes import in_a_process, server
 from tests.tiny import pixels, tiny_config
 
 
@@ -52,7 +52,7 @@ def test_show_leaves_no_page_and_says_so_in_one_line(limit: int, tmp_path: Path)
     Image.new("RGB", (31, 37), "red").save(tmp_path / "image.png")
     before = contents(tmp_path)
     words = ["show", str(tmp_path / "image.png"), "--model", str(model), "--out", str(tmp_path / "new" / "page")]
-    code, printed = in_a_process(show_with_a_full_disk, words, limit)
+    code, printed = in_a_process(show_with_a_full_disk, words, limit, context=server)
     assert code == OutputError.exit_code
     assert contents(tmp_path) == before
     assert not (tmp_path / "new").exists()
@@ -130,7 +130,8 @@ def checkpoint_of_a_run(folder: Path, step: int, limit: int | None, sharded: boo
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(131, 97)
     optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(3, 131)).sum().backward()
+    for parameter in model.parameters():  # torch may refuse a backward pass in a process that was forked
+        parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     accelerator.prepare(model, optimizer)
     run = RunFolder(folder, accelerator, {"seed": 3}, resume=folder.exists())

@@ -232,7 +232,7 @@ def test_streams_with_other_numbers_than_one_stream_are_refused(
     open_exported(tmp_path / "one", batch_size=7)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_streams_have_the_numbers_of_the_model_in_every_process(tmp_path: Path) -> None:
     """Where streams made their kernels at the same time, 4 to 12% of processes computed wrong numbers."""
     config = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 2}

@@ -92,7 +92,7 @@ def test_every_variation_keeps_its_numbers(name: str, engine: str, tmp_path: Pat
     check(model, name, engine, True, tmp_path / "any")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["onnx", "openvino"])
 @pytest.mark.parametrize("name", ["plain", "registers_last", "map", "no_pooling"])
 def test_a_model_without_a_classifier_gives_its_features(name: str, engine: str, tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ def test_the_code_that_came_along_refuses_the_folder_of_another_model(found: dic
     assert all("model_type 'vit': expected 'plain_vit'" in said and said.endswith(line) for said in found["refused"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["saved", "once", "twice"])
 def test_saved_folders_carry_the_whole_code_and_the_names_of_all_classes(root: Path, folder: str) -> None:
     for name in FOLDERS:

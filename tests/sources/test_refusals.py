@@ -389,7 +389,7 @@ def test_a_convolutional_network_is_called_no_vit(name: str, tmp_path: Path) -> 
     assert "matches no known format" in follow_timm(name, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("start", range(8))
 def test_no_model_of_timm_is_called_what_it_is_not(start: int, tmp_path: Path) -> None:
     for name in [name for name in list_models() if name not in TIMM.architectures][start::8]:
@@ -453,7 +453,7 @@ def test_a_folder_of_transformers_is_named_by_its_type_and_its_file_by_nothing_e
         assert "matches no known format" in file
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("start", range(8))
 def test_no_model_of_transformers_is_called_what_it_is_not(start: int, tmp_path: Path) -> None:
     followed = 0

@@ -65,7 +65,7 @@ def test_a_table_is_written_again_as_it_is(package: str, table: str, write: Call
     assert (generator.PACKAGE / table).read_text() == write()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_table_of_families_is_written_again_as_it_is() -> None:
     skip_other_releases("timm")
     assert (generator.PACKAGE / "timm/families.py").read_text() == generator.families_module()
@@ -147,7 +147,7 @@ def test_another_model_of_timm_is_refused_by_name(name: str) -> None:
     check_refused(file, name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("file", FAMILIES)
 def test_every_other_model_of_timm_is_refused_by_name(file: str) -> None:
     for name in FAMILIES[file].entrypoints:
@@ -186,7 +186,7 @@ def test_all_entrypoints_of_timms_vision_transformers_open_or_are_listed_with_a_
     assert len(opened) >= 285
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("file", VIT_FILES)
 def test_every_entrypoint_of_a_file_opens_at_its_own_size_or_is_on_the_list(file: str) -> None:
     for name in timm.list_models(module=file):

@@ -44,9 +44,9 @@ Case = tuple[tuple[int, int], tuple[str, ...]]
 ALL = ("china", "flower", "grace_hopper")
 CASES: list[Any] = [
     pytest.param((SMALL, ALL[2:]), id="one of 224 x 224"),
-    pytest.param((SMALL, ALL), id="224 x 224", marks=pytest.mark.slow),
-    pytest.param((OBLONG, ALL), id="448 x 616", marks=pytest.mark.slow),
-    pytest.param((NATIVE, ALL), id="518 x 518", marks=pytest.mark.slow),
+    pytest.param((SMALL, ALL), id="224 x 224", marks=pytest.mark.nightly),
+    pytest.param((OBLONG, ALL), id="448 x 616", marks=pytest.mark.nightly),
+    pytest.param((NATIVE, ALL), id="518 x 518", marks=pytest.mark.nightly),
 ]
 
 
@@ -197,7 +197,7 @@ def test_timm_opens_it_and_computes_every_stage(dtype: torch.dtype, folder: Path
         write_down(source, bfloat16=largest(found))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("size", [SMALL, OBLONG])
 def test_other_sizes_are_timm_s_where_it_resamples(size: tuple[int, int], folder: Path, tmp_path: Path) -> None:
     """timm smooths the position table as it shrinks, transformers' class does not: each is followed."""

@@ -354,7 +354,7 @@ def test_the_tower_inside_another_model_opens_with_its_configuration(model_type:
     assert TRANSFORMERS.describe_module(tower_on_meta(config), Hints()).config.hidden_size == config.hidden_size
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_towers_inside_all_models_of_transformers_open_with_their_configurations() -> None:
     towers = []
     for model_type in CONFIG_MAPPING:
@@ -411,7 +411,7 @@ def test_a_folder_opens_and_exports_back(case: str, folder: Callable[[str], Path
     check_folder(case, folder(case), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", [case for case in CASES if case not in REPRESENTATIVES])
 def test_every_other_folder_opens_and_exports_back(case: str, folder: Callable[[str], Path], tmp_path: Path) -> None:
     check_folder(case, folder(case), tmp_path)

@@ -97,7 +97,7 @@ def test_weights_alone_open_with_what_no_tensor_shows(case: str, tmp_path: Path)
     check_bare(case, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", [case for case in CASES if case not in [*FIRST, "ViTModel"] and "partial" not in case])
 def test_all_other_weights_alone_open_with_what_no_tensor_shows(case: str, tmp_path: Path) -> None:
     check_bare(case, tmp_path)

@@ -169,7 +169,7 @@ def classes_of(release: str) -> Iterator[tuple[str, type[nn.Module]]]:
                 yield path.stem, kind
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_file_of_any_class_of_an_old_release_opens_with_its_numbers_or_is_refused(
     release: str, tmp_path: Path

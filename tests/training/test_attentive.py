@@ -205,7 +205,7 @@ def in_one_patch(count: int, seed: int) -> tuple[Tokens, Features]:
     return stored(values, labels), Features(values.mean(dim=1), labels)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_attentive_probe_finds_the_class_in_one_patch_where_a_linear_probe_does_not() -> None:
     (train, train_means), (test, test_means) = in_one_patch(400, 0), in_one_patch(200, 1)
     attentive = train_attentive_probes(train, 4, heads=2, learning_rates=(0.03,), epochs=25, batch_size=100)
@@ -221,7 +221,7 @@ QUICK = {*REFUSED, "registers_last", "clip", "mean_all", "map", "query", "repres
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in VARIATIONS]
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.nightly) for kind in VARIATIONS]
 )
 def test_the_model_of_a_probe_computes_its_logits_from_tokens_of_every_kind(kind: str, tmp_path: Path) -> None:
     model: Any = randomize_(PlainViTForImageClassification(tiny_config(**VARIATIONS[kind]))).eval()
@@ -300,7 +300,7 @@ def test_the_script_votes_and_leaves_the_model_of_the_attentive_probe(
     assert right == pytest.approx(first["attentive"]["test_accuracy"], abs=1 / 360)  # tokens were rounded to float16
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_give_the_predictions_of_one(model_folder: Path, tmp_path: Path) -> None:
     for mode in ("knn", "attentive"):
         options = {"mode": mode, "neighbors": 10, "learning_rates": 0.01, "epochs": 2}

@@ -138,7 +138,7 @@ def test_checkpoint_that_cannot_be_completed_stops_the_run_at_the_next_one(tmp_p
     assert again.begin() == {"step": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_runs_resume_to_the_same_bits():
     names = random.Random(1).sample([*SETTINGS], draws(2, nightly=len(SETTINGS)))
     # In a process of its own: what it forks inherits neither threads nor an accelerator.

@@ -119,7 +119,7 @@ def test_a_run_with_a_distillation_token_resumes_to_the_same_bits_and_its_two_he
     assert not torch.equal(weights["classifier.weight"], weights["distillation_classifier.weight"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_give_the_weights_of_one(folders, tmp_path):
     for name, launcher in (("one", PYTHON), ("two", TORCHRUN)):
         launch(SCRIPT, launcher, **SHORT, **folders, report="no", output_dir=tmp_path / name)

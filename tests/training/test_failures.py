@@ -201,7 +201,7 @@ def test_processes_stop_an_evaluation_at_the_same_batch_and_at_its_pace(monkeypa
     assert evaluated == [0, 1, 2, 3, 4], "two seconds after the first batch"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_loss_of_one_process_that_is_not_finite_stops_all(model_folder, tmp_path):
     options = {**SHORT, "optimizer": "sgd", "learning_rate": 1e30, "max_grad_norm": 0, "warmup_steps": 3, "steps": 40}
     process = start(SCRIPT, TORCHRUN, model=model_folder, output_dir=tmp_path / "run", **options)
@@ -358,7 +358,7 @@ def test_signal_saves_and_ends_with_its_own_exit_code(number, model_folder, tmp_
     assert_same_bits(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_run_of_two_processes_goes_on_with_one(tmp_path):
     model = save_plain_vit(tmp_path / "model", drop_path_rate=0.3)
     options = {**SHORT, "model": model, "steps": 8, "mixup": 0.4, "optimizer": "sgd", "checkpoint_every": 4}

@@ -74,7 +74,11 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher, changes", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "launcher, changes",
+    [pytest.param(*case, marks=[] if name == "1 process" else pytest.mark.nightly) for name, case in CASES.items()],
+    ids=CASES,
+)
 def test_killed_run_resumes_to_the_same_bits(launcher, changes, stock_folder, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     options = {"model": stock_folder, **HARD, **changes}
@@ -89,7 +93,7 @@ def test_killed_run_resumes_to_the_same_bits(launcher, changes, stock_folder, tm
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher, workers",
-    [(PYTHON, 0), (PYTHON, 2), (TORCHRUN, 2)],
+    [(PYTHON, 0), (PYTHON, 2), pytest.param(TORCHRUN, 2, marks=pytest.mark.nightly)],
     ids=["alone", "with workers", "2 processes with workers"],
 )
 def test_termination_saves_and_says_how_to_go_on(launcher, workers, stock_folder, tmp_path):
@@ -106,7 +110,7 @@ def test_termination_saves_and_says_how_to_go_on(launcher, workers, stock_folder
         assert "Traceback" not in output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stalled_run_reports_where_it_hangs(stock_folder, tmp_path):
     options = {**SHORT, "steps": 10_000, "checkpoint_every": 2, "num_workers": 2, "output_dir": tmp_path / "run"}
     process = start(SCRIPT, TORCHRUN, model=stock_folder, **options)
@@ -126,14 +130,16 @@ def test_a_stalled_run_reports_where_it_hangs(stock_folder, tmp_path):
 @pytest.mark.parametrize(
     "launcher, changes",
     [
-        pytest.param(TORCHRUN, {}, id="torchrun", marks=pytest.mark.slow),
-        pytest.param(TWO_BY_CONFIG, {}, id="accelerate launch", marks=pytest.mark.slow),
+        pytest.param(TORCHRUN, {}, id="torchrun", marks=pytest.mark.nightly),
+        pytest.param(TWO_BY_CONFIG, {}, id="accelerate launch", marks=pytest.mark.nightly),
         pytest.param(TORCHRUN, {"shard": True, "ema_decay": 0.5}, id="sharded"),
-        pytest.param(TORCHRUN, {"repeated_augmentation": 3, "crop_scale": 0.5}, id="repeated", marks=pytest.mark.slow),
         pytest.param(
-            TORCHRUN, {"shard": True, "ema_decay": 0.5, "lora_rank": 2}, id="sharded lora", marks=pytest.mark.slow
+            TORCHRUN, {"repeated_augmentation": 3, "crop_scale": 0.5}, id="repeated", marks=pytest.mark.nightly
         ),
-        pytest.param(TORCHRUN, {"shard": True, "compile": True}, id="sharded compiled", marks=pytest.mark.slow),
+        pytest.param(
+            TORCHRUN, {"shard": True, "ema_decay": 0.5, "lora_rank": 2}, id="sharded lora", marks=pytest.mark.nightly
+        ),
+        pytest.param(TORCHRUN, {"shard": True, "compile": True}, id="sharded compiled", marks=pytest.mark.nightly),
     ],
 )
 def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(
@@ -179,7 +185,7 @@ def test_two_processes_give_the_losses_of_one_and_evaluate_every_image_once(
         torch.testing.assert_close(saved[1][name], tensor, rtol=0, atol=1e-5 * tensor.abs().max().item())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dry_run_of_sharded_weights_divides_what_one_process_would_hold(stock_folder, tmp_path):
     options = {"model": stock_folder, "output_dir": tmp_path / "run", **SHORT, "ema_decay": 0.5}
     alone = rows_of(launch(SCRIPT, PYTHON, **options, dry_run=True))

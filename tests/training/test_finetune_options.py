@@ -358,7 +358,7 @@ def test_checkpointed_run_gives_the_losses_of_a_plain_one(run):
     assert losses(run("checkpointed", gradient_checkpointing=True)) == pytest.approx(plain, rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled_run_gives_the_losses_of_a_plain_one(run, mode):
     skipped = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
@@ -600,7 +600,7 @@ def test_images_that_the_image_processor_refuses_are_left_out_like_unreadable_on
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_leave_out_the_images_that_the_image_processor_refuses(contain, tmp_path):
     data = save_with_thin(tmp_path / "data", [place % 2 for place in range(17)], ClassLabel(names=["a", "b"]))
     options = {**SHORT, "dataset": data, "report": True, "corrupted": "skip"}

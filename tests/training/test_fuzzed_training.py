@@ -16,7 +16,7 @@ from tests.training.run_cases import run_case, run_in_two
 from tests.training.runs import assert_same_bits, save_mixed_sizes, save_plain_vit
 from tests.training.test_processes import FINETUNE, PRETRAIN, difference
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 PROBLEMS = {"many": "multi_label_classification", "numbers": "regression"}
 SINGLE = ("digits", "mixed")  # sets with one label per image
 

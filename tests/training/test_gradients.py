@@ -57,7 +57,7 @@ def test_adaptive_clipping_is_timm_s(scale):
         torch.testing.assert_close(parameter.grad, expected.grad)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_adaptive_clipping_spares_the_head(run):
     free, clipped = (weights_of(run(name, steps=1, **options)) for name, options in (
         ("free", {"max_grad_norm": 0.0}), ("agc", {"clip_mode": "agc", "max_grad_norm": 1e-4}),
@@ -98,7 +98,7 @@ def test_a_sharpness_aware_step_follows_the_gradient_uphill(run):
         torch.testing.assert_close(second[name], start[name] - rate * gradient, rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sharpness_aware_runs_resume_to_the_same_bits_and_differ_from_others(run):
     options = {"sharpness_radius": 0.1, "checkpoint_every": 1, "checkpoints_kept": 9, "optimizer": "adamw",
                "mixup": 0.3, "drop_path_rate": 0.2, "gradient_accumulation_steps": 2}  # fmt: skip
@@ -124,7 +124,7 @@ def test_what_sharded_weights_and_scaled_gradients_do_not_allow_is_refused(run):
             run("refused", **options)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [{"sharpness_radius": 0.2}, {"clip_mode": "agc", "max_grad_norm": 0.01}])
 def test_two_processes_give_the_weights_of_one(options, tmp_path):
     save_plain_vit(tmp_path / "model")

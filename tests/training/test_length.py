@@ -73,7 +73,7 @@ def test_cooldown_is_the_decay_of_transformers_and_multiplies_the_inverse_root()
         reference.step()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_plateau_lowers_the_rate_as_torch_does_and_resumes_to_the_same_bits(run, monkeypatch):
     options = {"schedule": "plateau", "plateau_patience": 2, "plateau_factor": 0.5, "min_learning_rate": 0.02,
                "steps": 12, "evaluations": 12, "validation_fraction": 0.5, "learning_rate": 0.1,
@@ -113,7 +113,7 @@ def test_a_finished_run_is_lengthened_to_the_bits_of_a_long_one_and_cooled_down_
     assert rates(short) == rates(long)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_length_with_which_the_past_would_be_another_is_refused(run):
     folder = run("cosine", steps=5)
     log = (folder / "log.jsonl").read_bytes()
@@ -182,7 +182,7 @@ def test_a_run_whose_data_moved_is_resumed_and_other_files_are_refused(run, tmp_
         run("run", dataset=str(tmp_path / "elsewhere" / "other"), steps=7, resume=True, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_cool_down_to_the_weights_of_one(tmp_path):
     save_plain_vit(tmp_path / "model")
     options = {**SHORT, "model": tmp_path / "model", "schedule": "constant", "steps": 8, "cooldown_steps": 3,

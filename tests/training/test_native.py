@@ -174,7 +174,7 @@ def test_first_batch_is_drawn_as_the_model_gets_it(run, tmp_path, monkeypatch):
         assert np.allclose(shown, (image / 2 + 0.5).permute(1, 2, 0).numpy(), atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_several_labels_are_learnt_and_micro_batches_that_fit_are_found(run, data, tmp_path):
     splits = load_splits(data)
     for name, rows in splits.items():

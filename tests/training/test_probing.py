@@ -331,7 +331,7 @@ def save_two_columns(folder: Path, *, seed: int) -> None:
     datasets.DatasetDict({"train": rows, "test": rows.select(range(9))}).save_to_disk(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_give_the_features_of_one(model_folder, tmp_path):
     script.probe(arguments_of(model_folder, tmp_path / "one", "--mode", "few_shot", "--shots", 1))
     launch(

@@ -123,7 +123,7 @@ def test_two_processes_give_the_weights_of_one(tmp_path):
     compare({**cases, **many_sizes(tmp_path)}, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_running_statistics_of_two_processes_are_those_that_are_saved(tmp_path):
     """An average of weights is evaluated with them, in each process."""
     options = {**TUNED, "model": str(save_resnet(tmp_path / "model", num_labels=10)), "ema_decay": 0.5}
@@ -136,12 +136,12 @@ def test_running_statistics_of_two_processes_are_those_that_are_saved(tmp_path):
     assert [found[0][name] for name in names] == [found[1][name] for name in names]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_give_the_weights_of_one_whatever_is_random(tmp_path):
     compare({name: case for name, case in CASES.items() if name != "everything"}, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_give_the_weights_of_one_with_workers_and_compiled(tmp_path):
     torch.compiler.reset()
     compare(SLOW, tmp_path)

@@ -58,7 +58,7 @@ def test_a_joined_kernel_neither_reads_nor_writes_what_stays_inside(script: Modu
     assert (joined.reads, joined.writes, joined.flops) == ({3: 30, 4: 40}, {6: 60}, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_kernels_of_any_batch_follow_from_two_batches(script: ModuleType) -> None:
     model, kernels = script.counted(TINY), script.record(TINY, 5)
     assert [(line.flops.at(5), line.nbytes.at(5)) for line in model.eager] == [
@@ -67,7 +67,7 @@ def test_kernels_of_any_batch_follow_from_two_batches(script: ModuleType) -> Non
     assert [line.nbytes.at(5) for line in model.compiled] == [kernel.nbytes for kernel in script.compiled(kernels)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_memory_is_what_a_real_step_allocates(script: ModuleType, checkpointing: bool) -> None:
     counted = {images: script.peak_bytes(TINY, images, checkpointing) for images in (8, 12)}
@@ -96,7 +96,7 @@ def test_the_cores_on_the_page_are_those_of_a_whole_host(script: ModuleType) -> 
         assert list(map(number, cores)) == pytest.approx([number(host) / rate for rate in rates], rel=0.06)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("processes, strategies", [(2, ["DDP", "FSDP2"]), (4, ["FSDP2", "HSDP"])])
 def test_the_collectives_are_those_of_real_processes(script: ModuleType, processes: int, strategies: list[str]) -> None:
     printed = run_forked(["-m", "tests.training.collectives", *strategies], processes)
@@ -112,6 +112,6 @@ def test_the_messages_on_the_page_are_those_of_the_models(script: ModuleType) ->
     assert script.messages_table() in script.OUT.read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_page_is_what_the_script_writes(script: ModuleType) -> None:
     assert script.page() == script.OUT.read_text(encoding="utf-8"), "run python docs/tabulate_scaling.py"

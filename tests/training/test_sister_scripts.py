@@ -446,7 +446,7 @@ def test_pretraining_goes_on_from_a_pretrained_folder(model_folder, tmp_path):
     assert all(torch.equal(before[name], after[name]) for name in body)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_learn_what_one_learns(model_folder, tmp_path):
     # Halves of a batch are averaged in another order than a whole one. SGD, because the first steps of Adam move
     # weights by the sign of their gradient, whatever its size.
@@ -464,7 +464,7 @@ def test_two_processes_learn_what_one_learns(model_folder, tmp_path):
         torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_pretraining_resumes_to_the_same_bits(model_folder, tmp_path):
     options = {**SHORT, "model": model_folder, "steps": 40, "evaluations": 4, "checkpoint_every": 4, "crop_scale": 0.7,
                "horizontal_flip": 0.5, "gradient_accumulation_steps": 2, "log_every": 3, "num_workers": 1}  # fmt: skip

@@ -344,7 +344,7 @@ def test_results_survive_a_killed_writer(tmp_path: Path, capsys: pytest.CaptureF
     assert "toy-desk.jsonl has a damaged line" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_writers_lose_nothing(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from studies.results import append_result\n"
@@ -473,7 +473,7 @@ def worker(folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", WORKER, folder], cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_queue_goes_on(toy: Study, tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "toy.yaml").write_text(TOY.replace("pause: 0.01", "pause: 3"))
@@ -498,7 +498,7 @@ def test_a_killed_queue_goes_on(toy: Study, tmp_path: Path, number: signal.Signa
     assert any(line["resumed"] for line in lines.values()) == (number == signal.SIGTERM)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_share_a_queue(toy: Study, tmp_path: Path) -> None:
     workers = [worker(tmp_path) for _ in range(2)]
     assert [each.wait() for each in workers] == [0, 0]
@@ -701,7 +701,7 @@ def small_classifier(folder: Path) -> PlainViTForImageClassification:
     return model
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_few_shot_accuracy_of_a_pretrained_model_is_measured(toy: Study, tmp_path: Path) -> None:
     study = dataclasses.replace(toy, description={**toy.description, "options": {"dataset": "digits"}})
     queue = queue_of(study, tmp_path)
@@ -747,7 +747,7 @@ def test_frozen_features_need_the_mean_of_the_pixels(tmp_path: Path) -> None:
         frozen.write_classifier(str(tmp_path), None, tmp_path / "model")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_frozen_features_are_evaluated_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model = small_classifier(tmp_path / "model")
     file = tmp_path / "frozen.jsonl"

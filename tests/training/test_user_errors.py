@@ -268,7 +268,7 @@ def test_sizes_that_are_known_are_not_asked_for(tmp_path):
         assert load_classification_data(name, streaming=True, stream_images=3).train_images == 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_documented_command_for_imagenet_21k_runs_on_tar_shards(tmp_path):
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     [command] = [line for line in text.splitlines() if "imagenet21k" in line and "gpus.yaml" in line]
@@ -441,7 +441,7 @@ def test_disk_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
 # Several processes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_line_stays_visible_under_torchrun(tmp_path):
     process = start(SCRIPT, TORCHRUN, model=tmp_path, dataset="./nowhere", output_dir=tmp_path / "run")
     output = finish(process)

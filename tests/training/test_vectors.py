@@ -403,7 +403,7 @@ def test_the_evaluation_of_numbers_is_scikit_learns(sets, tmp_path, capsys):
         evaluate(tmp_path / "other", sets[REGRESSION])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION])
 def test_a_run_is_resumed_to_the_same_bits(run, problem):
     options = {"checkpoints_kept": 9, "cutmix": 1.0} if problem == MULTI_LABEL else {"checkpoints_kept": 9}
@@ -415,7 +415,7 @@ def test_a_run_is_resumed_to_the_same_bits(run, problem):
     assert_same_bits(run("half", problem, **options, resume=True), whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION])
 def test_two_processes_give_the_weights_and_results_of_one(problem, sets, tmp_path):
     save_plain_vit(tmp_path / "model")
