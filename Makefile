@@ -41,10 +41,10 @@ test-nightly: $(TRANSFORMERS_TESTS) ## run everything, with many more generated 
 	PLAIN_VIT_NIGHTLY=1 $(BIN)/python -m pytest -n auto -m "" --durations 20
 
 test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests that depend on releases, or those in TESTS, with the oldest that setup.py admits
-	$(FLOORS)/bin/python -m pytest -n auto $(TESTS)
+	$(FLOORS)/bin/python -m pytest -n auto -m "not nightly" $(TESTS)
 
 test-year: $(YEAR)/.installed $(PEERS) ## run them with the releases of a year ago, in tests/year.txt
-	$(YEAR)/bin/python -m pytest -n auto $(TESTS)
+	$(YEAR)/bin/python -m pytest -n auto -m "not nightly" $(TESTS)
 
 table: $(TRANSFORMERS_TESTS) ## measure every source that opens and write docs/what_opens.md; takes up to an hour
 	rm -f sweep.jsonl

@@ -83,7 +83,7 @@ def test_a_folder_of_timm_opens_and_exports_back(name: str, tmp_path: Path) -> N
         assert torch.equal(module(pixels_for(module)), again(pixels_for(module)))
 
 
-def test_positions_that_timms_distilled_class_makes_whatever_it_is_told_open(tmp_path: Path) -> None:
+def test_a_distilled_folder_with_an_ignored_pos_embed_opens(tmp_path: Path) -> None:
     module = tiny_timm("deit_tiny_distilled_patch16_224", pos_embed="")
     model = from_checkpoint(save_folder(module, tmp_path)).model
     assert max(stage_differences(module, model, pixels_for(module)).values()) == 0.0

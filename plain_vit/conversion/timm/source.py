@@ -130,7 +130,7 @@ def _settled_by_folder(settings: Mapping[str, Any], known: dict[str, Any], rows:
     name, given = settings["architecture"], _model_args(settings)
     arguments = {**architecture_of(name), **given}
     if arguments.get("distilled"):
-        arguments.pop("pos_embed", None)  # VisionTransformerDistilled makes its table whatever it is told
+        arguments.pop("pos_embed", None)  # VisionTransformerDistilled ignores it and always has a position table
     if hints.architecture and architecture_of(hints.architecture) is not architecture_of(name):
         raise CheckpointError(f"architecture={hints.architecture!r}: config.json says {name!r}. Omit the hint")
     config_of(arguments)  # refuses arguments without a counterpart
