@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,8 @@ from plain_vit.hub import push_folder
 from plain_vit.hub.adapters import open_adapter
 from tests.conftest import randomize_
 from tests.hub.endpoint import HubEndpoint
+from tests.hub.test_hub import run_elsewhere
+from tests.processes import in_a_process
 from tests.tiny import pixels, tiny_config
 
 BASE, REPO = "alice/base", "alice/adapter"
@@ -87,11 +87,7 @@ def test_adapters_arrive_with_pages_whose_blocks_give_the_same_numbers(hub: HubE
         script += re.findall(r"```python\n(.*?)```", page.decode(), re.DOTALL)
         script.append(f"torch.save(model.eval()(torch.load('pixels.pt')).logits, 'logits {number}.pt')")
     assert push_folder(folder, repo_id).sent == {}  # nothing has changed
-    process = subprocess.run(
-        [sys.executable, "-c", "\n".join(script)], cwd=tmp_path, env=hub.environment(tmp_path / "other cache"),
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr
+    in_a_process(run_elsewhere, hub, "\n".join(script), tmp_path)
     for number, model in enumerate(models.values()):
         with torch.no_grad():
             assert torch.equal(torch.load(tmp_path / f"logits {number}.pt"), model(pixels()).logits)

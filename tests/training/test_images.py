@@ -4,8 +4,6 @@ import errno
 import io
 import random
 import struct
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +33,7 @@ from plain_vit.training.data.augmentation import AugmentedImages, CroppedImage, 
 from plain_vit.training.data.decoding import ProcessedImages, as_files, decode_image, open_stored, read_rows, try_image
 from plain_vit.training.data.sampling import ShuffledStream
 from plain_vit.training.hardware.processes import loading_options
+from tests.processes import run_forked
 
 ORIENTATION = PIL.ExifTags.Base.Orientation
 SIZE = (37, 29)  # height, width of a result
@@ -395,11 +394,9 @@ def test_a_set_without_a_readable_image_ends_the_run():
     ids=["training", "calibration"],
 )
 def test_pillow_tries_the_common_formats_first(program, tmp_path):
-    orders = [
-        subprocess.run(
-            [sys.executable, "-c", f"{before}\nimport PIL.Image\nPIL.Image.init()\nprint(PIL.Image.ID)"],
-            check=True, capture_output=True, text=True, cwd=tmp_path,
-        ).stdout
-        for before in (program, "import PIL.Image\nPIL.Image.preinit()")
-    ]  # fmt: skip
+    orders = []
+    for before in (program, "PIL.Image.preinit()"):
+        text = f"import os, PIL.Image\nos.chdir({str(tmp_path)!r})\n{before}\nPIL.Image.init()\nprint(PIL.Image.ID)"
+        (tmp_path / "program.py").write_text(text)
+        orders.append(run_forked([str(tmp_path / "program.py")]))
     assert orders[0] == orders[1]

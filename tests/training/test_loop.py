@@ -1,13 +1,14 @@
 """The training loop with another task: a regression in this one file, without other changes."""
 
+import functools
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,12 +21,15 @@ from torch.utils.data import DataLoader, Dataset
 from plain_vit import PlainViTModel
 from plain_vit.errors import OutputError, TrainingError
 from plain_vit.files.manifest import manifest_problem, write_manifest
+from plain_vit.files.staging import hold_folder
 from plain_vit.training.arguments import LoopOptions
 from plain_vit.training.data.sampling import ShuffledStream
 from plain_vit.training.learner import Learner
 from plain_vit.training.loop import Batch, Loop, Means, Task, make_schedule, start_run
 from plain_vit.training.run.folder import RunFolder, deciding_options, default_options, read_log
+from tests.processes import LIMIT, processes
 from tests.tiny import tiny_config
+from tests.training.runs import assert_same_bits
 
 IMAGES = 41
 
@@ -123,73 +127,65 @@ def regress(folder: Path, *, stop_after: int | None = None, **changes: object) -
     return result
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return what gives the folder of a whole run, which is done once for each set of options."""
+
+    @functools.cache
+    def run(**options: object) -> Path:
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        regress(folder, **options)
+        return folder
+
+    return run
+
+
+def losses_of(folder: Path) -> dict[int, float]:
+    return {line["step"]: line["validation_loss"] for line in read_log(folder) if "validation_loss" in line}
+
+
 @pytest.mark.slow
 def test_third_task_learns_chooses_and_saves(tmp_path):
     result = regress(tmp_path / "run")
-    lines = read_log(tmp_path / "run")
+    lines, losses = read_log(tmp_path / "run"), losses_of(tmp_path / "run")
     assert [line["step"] for line in lines if "train_absolute_error" in line] == [2, 4, 6, 8, 9]
-    losses = {line["step"]: line["validation_loss"] for line in lines if "validation_loss" in line}
     assert losses.keys() == {3, 6, 9}
     assert result.values["loss"] == min(losses.values()) < losses[9]
     learnt = [line["train_loss"] for line in lines if "train_loss" in line]
     assert learnt[-1] < 0.1 * learnt[0]
     assert result.count == IMAGES
     # The best weights were replaced once, and nothing is left of those before.
-    left = {path.name for path in (tmp_path / "run").iterdir()}
-    assert left == {
-        "arguments.yaml",
-        "best",
-        "checkpoints",
-        "log.jsonl",
-        "model.safetensors",
-        "results.json",
-        "run.json",
-    }
+    left = "arguments.yaml best checkpoints log.jsonl model.safetensors results.json run.json"
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {*left.split()}
 
 
 @pytest.mark.slow
-def test_third_task_resumes_to_the_same_bits(tmp_path):
-    regress(tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        regress(tmp_path / "stopped", stop_after=5)
-    regress(tmp_path / "stopped", resume=True)
-    assert read_log(tmp_path / "stopped") == read_log(tmp_path / "whole")
-    whole, stopped = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
-    assert all(torch.equal(tensor, stopped[name]) for name, tensor in whole.items())
-
-
-@pytest.mark.slow
-def test_the_best_models_are_kept_by_step(tmp_path):
-    regress(tmp_path / "run", best_kept=2, evaluations=9)
-    losses = {line["step"]: line["validation_loss"] for line in read_log(tmp_path / "run") if "validation_loss" in line}
-    first, second = sorted(losses, key=losses.__getitem__)[:2]
-    folder = tmp_path / "run" / "best_models"
-    assert {path.name for path in folder.iterdir()} == {f"step_{step:08d}" for step in (first, second)}
-    judged = {}
-    for step in (first, second):
-        assert manifest_problem(folder / f"step_{step:08d}") == ""
-        model, images = Regression().reopen(folder / f"step_{step:08d}").eval(), BrightnessOf(seed=1)
-        with torch.no_grad():
-            judged[step] = F.mse_loss(model(images.pixels), images.brightness).item()
-    assert judged == pytest.approx({step: losses[step] for step in judged}, rel=1e-4)
-    best = load_file(tmp_path / "run" / "best" / "model.safetensors")
-    kept = load_file(folder / f"step_{first:08d}" / "model.safetensors")
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in best.items())
-
-
-@pytest.mark.slow
-def test_a_resumed_run_keeps_the_same_best_models(tmp_path):
+def test_third_task_resumes_to_the_same_bits_and_best_models(trained, tmp_path):
     options = {"best_kept": 3, "evaluations": 9}
-    regress(tmp_path / "whole", **options)
     with pytest.raises(KeyboardInterrupt):
-        regress(tmp_path / "stopped", stop_after=7, **options)
-    regress(tmp_path / "stopped", resume=True, **options)
-    whole, stopped = (
-        {file.relative_to(tmp_path / name): file.read_bytes() for file in (tmp_path / name).rglob("best*/**/*.*")}
-        for name in ("whole", "stopped")
-    )
-    assert whole == stopped
-    assert len({file.parent for file in whole}) == 4
+        regress(tmp_path / "run", stop_after=7, **options)
+    regress(tmp_path / "run", resume=True, **options)
+    whole = results_in(trained(**options))
+    assert results_in(tmp_path / "run") == whole
+    assert len({file.parent for file in whole if file.parts[0].startswith("best")}) == 4
+
+
+@pytest.mark.slow
+def test_the_best_models_are_kept_by_step(trained):
+    run = trained(best_kept=3, evaluations=9)
+    losses, folder = losses_of(run), run / "best_models"
+    best = sorted(losses, key=losses.__getitem__)[:3]
+    assert {path.name for path in folder.iterdir()} == {f"step_{step:08d}" for step in best}
+    judged, images = {}, BrightnessOf(seed=1)
+    for step in best:
+        assert manifest_problem(folder / f"step_{step:08d}") == ""
+        with torch.no_grad():
+            answers = Regression().reopen(folder / f"step_{step:08d}").eval()(images.pixels)
+        judged[step] = F.mse_loss(answers, images.brightness).item()
+    assert judged == pytest.approx({step: losses[step] for step in judged}, rel=1e-4)
+    files = [run / "best", folder / f"step_{best[0]:08d}"]
+    first, kept = (load_file(file / "model.safetensors") for file in files)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in first.items())
 
 
 def test_more_best_models_may_be_kept_from_a_resumption_on(tmp_path):
@@ -208,20 +204,27 @@ def test_more_best_models_may_be_kept_from_a_resumption_on(tmp_path):
     assert files_of(run, "*") == files_of(whole, "*")
 
 
+def hold(folder: Path, held: Any) -> None:
+    _lock = hold_folder(folder)
+    held.set()
+    time.sleep(LIMIT)
+
+
 @pytest.mark.slow
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         regress(tmp_path / "run", stop_after=6)
     assert not list((tmp_path / "run").glob(".*"))
-    hold = f"from plain_vit.files.staging import hold_folder, Path; lock = hold_folder(Path({str(tmp_path / 'run')!r}))"
-    other = subprocess.Popen([sys.executable, "-c", f"{hold}; print(flush=True); input()"], stdin=-1, stdout=-1)
-    other.stdout.readline()
+    held = processes.Event()
+    other = processes.Process(target=hold, args=(tmp_path / "run", held))
+    other.start()
+    assert held.wait(LIMIT)
     before = files_of(tmp_path / "run", "*")
     with pytest.raises(OutputError, match="Another process still writes to .*run: wait for it, or end it"):
         regress(tmp_path / "run", resume=True)
     assert files_of(tmp_path / "run", "*") == before
     other.kill()
-    other.communicate()
+    other.join()
     regress(tmp_path / "run", resume=True)
     assert not list((tmp_path / "run").glob(".*"))
 
@@ -319,9 +322,9 @@ def signal_in_evaluation(monkeypatch: pytest.MonkeyPatch, number: int, after: in
 
 @pytest.mark.slow(quick=["1-3"])
 @pytest.mark.parametrize(("number", "step"), [(1, 3), (3, 9)])
-def test_signal_in_an_evaluation_ends_it_and_it_is_made_up_for(number, step, tmp_path, monkeypatch, capsys):
-    options = {"best_kept": 2, "checkpoint_every": 2}
-    regress(tmp_path / "whole", **options)
+def test_signal_in_an_evaluation_ends_it_and_it_is_made_up_for(number, step, trained, tmp_path, monkeypatch, capsys):
+    options = {"best_kept": 2}
+    whole = results_in(trained(**options))
     counts = signal_in_evaluation(monkeypatch, number, after=2)
     with pytest.raises(SystemExit) as stopped:
         regress(tmp_path / "run", **options)
@@ -334,12 +337,12 @@ def test_signal_in_an_evaluation_ends_it_and_it_is_made_up_for(number, step, tmp
     with pytest.raises(KeyboardInterrupt):
         regress(tmp_path / "run", resume=True, stop_after=step, **options)
     regress(tmp_path / "run", resume=True, **options)
-    assert results_in(tmp_path / "run") == results_in(tmp_path / "whole")
+    assert results_in(tmp_path / "run") == whole
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before the evaluation", "after the last step"])
-def test_signal_is_not_forgotten(moment, tmp_path, monkeypatch):
+def test_signal_is_not_forgotten(moment, trained, tmp_path, monkeypatch):
     def send(step: int) -> Callable[..., None]:
         def begin_step(task: Regression, now: int) -> None:
             if now == step - 1:
@@ -347,10 +350,9 @@ def test_signal_is_not_forgotten(moment, tmp_path, monkeypatch):
 
         return begin_step
 
-    regress(tmp_path / "whole")
+    whole = trained(best_kept=2)
     if moment == "before the evaluation":
         monkeypatch.setattr(Regression, "begin_step", send(3))
-        counts = signal_in_evaluation(monkeypatch, 0, after=0)
     else:
         save = RunFolder.save
 
@@ -360,17 +362,15 @@ def test_signal_is_not_forgotten(moment, tmp_path, monkeypatch):
                 monkeypatch.undo()
                 os.kill(os.getpid(), signal.SIGUSR1)
 
-        counts = signal_in_evaluation(monkeypatch, 0, after=0)
         monkeypatch.setattr(RunFolder, "save", saved)
+    counts = signal_in_evaluation(monkeypatch, 0, after=0)
     with pytest.raises(SystemExit) as stopped:
         regress(tmp_path / "run", checkpoint_every=3)
     assert stopped.value.code == 128 + signal.SIGUSR1
     assert len(counts) == (0 if moment == "before the evaluation" else 3)
     monkeypatch.undo()
     regress(tmp_path / "run", checkpoint_every=3, resume=True)
-    assert read_log(tmp_path / "run") == read_log(tmp_path / "whole")
-    whole, run = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
-    assert all(torch.equal(tensor, run[name]) for name, tensor in whole.items())
+    assert_same_bits(tmp_path / "run", whole)
 
 
 def test_task_that_cannot_be_evaluated_is_an_error_when_it_is_made():

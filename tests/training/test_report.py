@@ -40,6 +40,7 @@ from plain_vit.training.data import load_splits
 from plain_vit.training.metrics import Evaluation, evaluation_of, judge_logits
 from plain_vit.training.run import progress as progress_module
 from plain_vit.training.run.dry_run import Needs, describe_needs, measure_needs, size
+from plain_vit.training.run.facts import recipe_of
 from plain_vit.training.run.folder import read_log
 from plain_vit.training.run.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from plain_vit.training.run.progress import Progress
@@ -498,22 +499,32 @@ def test_card_and_report_say_what_was_done(finished, model_folder, tmp_path):
     assert cells[cells.index("weights") + 1] == "of step 2, selected by accuracy on the validation split"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule, ends", [
     ("cosine", True), ("linear", True), ("plateau", True), ("constant", False), ("inverse_sqrt", False),
 ])  # fmt: skip
-def test_the_card_has_a_lowest_learning_rate_only_where_a_schedule_ends_at_it(schedule, ends, model_folder, tmp_path):
+def test_a_recipe_has_a_lowest_learning_rate_only_where_a_schedule_ends_at_it(schedule, ends):
+    arguments = script.FinetuneArguments(model="m", output_dir="o", dataset="digits", schedule=schedule)
+    recipe = recipe_of(arguments, vars(arguments))
+    assert ("min_learning_rate" in recipe) == ends
+    assert ("plateau_factor" in recipe) == (schedule == "plateau")
+
+
+@pytest.mark.slow
+def test_the_card_has_the_learning_rates_and_the_warm_up_that_a_run_had(model_folder, tmp_path):
     options = {**SHORT, "steps": 1, "evaluations": 1, "validation_fraction": 0.2, "report": False}
     script.finetune(script.FinetuneArguments(
-        model=str(model_folder), output_dir=str(tmp_path / "run"), **options, schedule=schedule, base_batch_size=6
+        model=str(model_folder), output_dir=str(tmp_path / "run"), **options, schedule="plateau", base_batch_size=6
     ))  # fmt: skip
     card = (tmp_path / "run" / "README.md").read_text()
-    assert ("| min_learning_rate | 0.0 |" in card) == ends
-    assert ("| plateau_factor |" in card) == (schedule == "plateau")
+    for row in (
+        "min_learning_rate | 0.0",
+        "plateau_factor | 0.1",
+        "learning_rate | 0.001",
+        "peak_learning_rate | 0.002",
+    ):
+        assert f"| {row} |" in card
     assert "| warmup_steps |" in card
     assert "warmup_fraction" not in card
-    assert "| learning_rate | 0.001 |" in card
-    assert "| peak_learning_rate | 0.002 |" in card
 
 
 def test_page_names_base_model_and_data_of_the_hub():

@@ -4,10 +4,11 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
+from resource import struct_rusage
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from datasets import DatasetDict
 from scipy import stats  # type: ignore[import-untyped]
 from transformers import (
     AutoConfig,
@@ -26,6 +28,7 @@ from transformers import (
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.training.arguments import check_options, parse_arguments
+from plain_vit.training.data import load_splits
 from plain_vit.training.loop import make_schedule
 from studies import claims as claims_module
 from studies import few_shot, frozen, work
@@ -46,9 +49,11 @@ from studies.results import (
     rows_of,
     seconds_left,
 )
-from studies.run import main, options_of_machine
+from studies.run import main, options_of_machine, stopping
 from studies.study import CHOOSE, FIRST, HERE, REPORT, ROOT, SIZES, Study, open_study, study_names
 from studies.work import Queue, command
+from tests.processes import in_a_process, processes, run_forked
+from tests.sizes import NIGHTLY
 from tests.training.runs import open_script
 
 STUDIES = study_names()
@@ -57,8 +62,6 @@ STUDIES = study_names()
 SCRIPT = """
 import json, sys, time
 from pathlib import Path
-import numpy as np
-from safetensors.numpy import save_file
 words = sys.argv[1:]
 option = lambda name: words[words.index("--" + name) + 1]
 folder, rate, seed = Path(option("output_dir")), float(option("learning_rate")), int(option("seed"))
@@ -76,7 +79,10 @@ times.open("a").write(f"{folder.name} ends\\n")
 curve = [0.5, 0.7, 0.8 - abs(rate - 2e-3) * 10, 0.8 - abs(rate - 2e-3) * 10]
 (folder / "log.jsonl").write_text("".join(json.dumps({"validation_accuracy": v}) + chr(10) for v in curve))
 (folder / "results.json").write_text(json.dumps({"test_accuracy": 0.6 + seed / 100 + rate}))
-save_file({"weight": np.zeros((3, 5), np.float32), "bias": np.zeros(3, np.float32)}, folder / "model.safetensors")
+tensors = {"weight": {"dtype": "F32", "shape": [3, 5], "data_offsets": [0, 60]},
+           "bias": {"dtype": "F32", "shape": [3], "data_offsets": [60, 72]}}
+header = json.dumps(tensors).encode()
+(folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(72))
 (folder / "config.json").write_text("{}")
 """
 TOY = """
@@ -101,11 +107,32 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     (tmp_path / "toy.yaml").write_text(TOY)
     (tmp_path / "script.py").write_text(SCRIPT)
     monkeypatch.setitem(work.SCRIPTS, "finetune", str(tmp_path / "script.py"))
+    monkeypatch.setattr(work, "WAIT", 0.1)
     return open_study("toy", "desk", tmp_path)
 
 
-def queue_of(study: Study, folder: Path, **options: Any) -> Queue:
-    return Queue(study, folder / "runs", folder / "results", **{"jobs": 2, "threads": 1, **options})
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the training scripts, and what probes features, instead of starting them."""
+
+    def run(queue: Queue, key: str, words: list[str], log: Path) -> tuple[int, struct_rusage]:
+        run_forked([str(ROOT / word) if word.startswith("examples/") else word for word in words[1:]])
+        return 0, struct_rusage([0.0] * 16)
+
+    monkeypatch.setattr(Queue, "_run", run)
+    probe = SimpleNamespace(run=lambda words, **options: run_forked([str(ROOT / words[1]), *words[2:]]))
+    monkeypatch.setattr(frozen, "subprocess", probe)
+
+
+def queue_of(study: Study, folder: Path, said: list[str] | None = None, **options: Any) -> Queue:
+    say = ([] if said is None else said).append
+    return Queue(study, folder / "runs", folder / "results", **{"jobs": 2, "threads": 1, "say": say, **options})
+
+
+def results_of(queue: Queue) -> dict[str, dict[str, Any]]:
+    """Do everything that a queue has, and return its results."""
+    assert queue.work(), queue.failed
+    return read_results(queue.file)
 
 
 def line_of(study: Study, contender: str, role: str, rate: float, seed: int, **values: Any) -> dict[str, Any]:
@@ -233,11 +260,9 @@ def test_a_contender_starts_from_the_checkpoint_of_its_size_or_from_scratch(
 def test_options_of_a_machine_are_in_every_command_and_no_part_of_what_a_run_is(
     toy: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    queue = queue_of(toy, tmp_path, say=lambda line: None, more=options_of_machine(["num_workers=3"], toy))
-    assert queue.work()
-    for line in read_results(queue.file).values():
+    for line in results_of(queue_of(toy, tmp_path, more=options_of_machine(["num_workers=3"], toy))).values():
         assert line["command"].endswith(" --num_workers 3")
-    assert queue_of(toy, tmp_path, say=lambda line: None).waiting() == []
+    assert queue_of(toy, tmp_path).waiting() == []
     for wrong, message in {"num_workers": "expected NAME=VALUE", "epochs=1": "the study decides"}.items():
         assert main(["positions", "--more", wrong, "--results", str(tmp_path)]) == 2
         assert message in capsys.readouterr().err
@@ -344,14 +369,19 @@ def test_results_survive_a_killed_writer(tmp_path: Path, capsys: pytest.CaptureF
     assert "toy-desk.jsonl has a damaged line" in capsys.readouterr().out
 
 
-@pytest.mark.nightly
+def append_many(file: Path, writer: int) -> None:
+    for number in range(40):
+        append_result(file, {"key": f"{writer}-{number}", "more": "x" * 5000})
+
+
+@pytest.mark.slow
 def test_many_writers_lose_nothing(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from studies.results import append_result\n"
-        "for n in range(40): append_result(Path(sys.argv[1]), {'key': f'{sys.argv[2]}-{n}', 'more': 'x' * 5000})"
-    )
-    writers = [subprocess.Popen([sys.executable, "-c", code, tmp_path / "r.jsonl", str(n)], cwd=ROOT) for n in range(3)]
-    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    writers = [processes.Process(target=append_many, args=(tmp_path / "r.jsonl", number)) for number in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
     assert len(read_results(tmp_path / "r.jsonl")) == 120
 
 
@@ -369,8 +399,9 @@ def test_a_claim_is_held_by_one_and_given_back(tmp_path: Path) -> None:
 def test_the_claim_of_a_dead_process_is_free_at_once_and_of_another_machine_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
+    ended = processes.Process(target=int)
+    ended.start()
+    ended.join()
     first, second = Claims(tmp_path), Claims(tmp_path)
     first.owner["processes"] = [ended.pid]
     assert first.take("run")
@@ -410,10 +441,9 @@ def test_the_time_left_is_by_epochs_and_by_what_is_most_alike(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_queue_does_everything_once_and_a_second_one_nothing(toy: Study, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT + "while time.process_time() < 0.06: pass\n")
     said: list[str] = []
-    queue = queue_of(toy, tmp_path, say=said.append)
-    assert queue.work()
-    lines = read_results(queue.file)
+    lines = results_of(queue_of(toy, tmp_path, said))
     assert len(lines) == count_runs(toy)
     assert chosen_rate(toy, "one", lines) == 2e-3
     assert any(f"[13/{count_runs(toy)}]" in line and "minutes left" in line for line in said)
@@ -427,18 +457,18 @@ def test_a_queue_does_everything_once_and_a_second_one_nothing(toy: Study, tmp_p
     assert [folder.read_text() for folder in folders] == ["x"] * count_runs(toy)
     assert not [*(tmp_path / "runs" / "claims").glob("[!.]*")]
     said.clear()
-    assert queue_of(toy, tmp_path, say=said.append).work()
+    assert queue_of(toy, tmp_path, said).work()
     assert said == []
 
 
 @pytest.mark.slow
 def test_a_missing_model_is_made_again_for_the_runs_that_start_from_it(toy: Study, tmp_path: Path) -> None:
-    queue = queue_of(toy, tmp_path, most=4, say=lambda line: None)
+    queue = queue_of(toy, tmp_path, most=4)
     assert not queue.work()
     (stage,) = (run for run in planned_runs(toy, read_results(queue.file)) if run.role == FIRST)
     assert stage.key in read_results(queue.file)
     (queue.folder(stage) / "config.json").unlink()
-    assert queue_of(toy, tmp_path, say=lambda line: None).work()
+    assert queue_of(toy, tmp_path).work()
     assert (queue.folder(stage) / "config.json").is_file()
 
 
@@ -447,49 +477,40 @@ def test_a_failing_run_is_named_and_the_others_go_on(toy: Study, tmp_path: Path)
     said: list[str] = []
     description = {**toy.description, "contenders": {"it fails": {"model": {"hidden_size": 8}}, "one": None}}
     study = Study("toy", "desk", description, toy.shared)
-    queue = queue_of(study, tmp_path, say=said.append)
+    queue = queue_of(study, tmp_path, said)
     assert not queue.work()
     assert sum(line.startswith("failed: it fails, choose") for line in said) == 3
     assert "exit code 1, see" in said[-1]
     assert len(read_results(queue.file)) == 3 + 2
 
 
-# In a process of its own: a study with long runs, until it is ended from outside.
-WORKER = """
-import signal, sys
-from pathlib import Path
-from studies import work
-from studies.run import stopping
-from studies.study import open_study
-folder = Path(sys.argv[1])
-work.SCRIPTS["finetune"] = str(folder / "script.py")
-queue = work.Queue(open_study("toy", "desk", folder), folder / "runs", folder / "results", jobs=2, threads=1)
-signal.signal(signal.SIGTERM, stopping(queue))
-queue.work()
-"""
+def worker(folder: Path) -> Any:
+    """Start a process that does the study until it is ended from outside."""
+    process = processes.Process(target=do_until_ended, args=(folder,))
+    process.start()
+    return process
 
 
-def worker(folder: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", WORKER, folder], cwd=ROOT, stdout=subprocess.DEVNULL)
+def do_until_ended(folder: Path) -> None:
+    queue = queue_of(open_study("toy", "desk", folder), folder)
+    signal.signal(signal.SIGTERM, stopping(queue))
+    queue.work()
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_queue_goes_on(toy: Study, tmp_path: Path, number: signal.Signals) -> None:
-    (tmp_path / "toy.yaml").write_text(TOY.replace("pause: 0.01", "pause: 3"))
+    (tmp_path / "toy.yaml").write_text(TOY.replace("pause: 0.01", "pause: 1"))
     killed = worker(tmp_path)
     end = time.monotonic() + 120
     while not [*tmp_path.glob("runs/toy-desk/*/began")] and time.monotonic() < end:
-        time.sleep(0.05)
-    killed.send_signal(number)
-    killed.wait()
-    done = len(read_results(results_file(tmp_path / "results", toy)))
-    assert done < 3
+        time.sleep(0.01)
+    os.kill(killed.pid, number)
+    killed.join()
+    assert len(read_results(results_file(tmp_path / "results", toy))) < 3
     (tmp_path / "script.py").write_text(SCRIPT.replace('float(option("pause"))', "0"))
-    study = open_study("toy", "desk", tmp_path)
-    assert queue_of(study, tmp_path, say=lambda line: None).work()
-    lines = read_results(results_file(tmp_path / "results", toy))
-    assert len(lines) == count_runs(study)
+    lines = results_of(queue_of(open_study("toy", "desk", tmp_path), tmp_path))
+    assert len(lines) == count_runs(toy)
     times = (tmp_path / "runs" / "toy-desk" / "times").read_text().splitlines()
     if number == signal.SIGKILL:  # the runs of the killed queue go on, and no other process enters their folders
         for folder in {line.split()[0] for line in times}:
@@ -498,10 +519,12 @@ def test_a_killed_queue_goes_on(toy: Study, tmp_path: Path, number: signal.Signa
     assert any(line["resumed"] for line in lines.values()) == (number == signal.SIGTERM)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_two_processes_share_a_queue(toy: Study, tmp_path: Path) -> None:
     workers = [worker(tmp_path) for _ in range(2)]
-    assert [each.wait() for each in workers] == [0, 0]
+    for each in workers:
+        each.join()
+    assert [each.exitcode for each in workers] == [0, 0]
     file = results_file(tmp_path / "results", toy)
     assert len(file.read_text().splitlines()) == len(read_results(file)) == count_runs(toy)
     assert {began.read_text() for began in tmp_path.glob("runs/toy-desk/*/began")} == {"x"}
@@ -629,16 +652,21 @@ def test_the_hours_of_every_study_are_estimated(name: str) -> None:
     assert all(0.001 < each < 1000 for each in hours)
 
 
+def left_by_its_reader(words: list[str]) -> tuple[int, str]:
+    """Return the exit code of a command whose output nobody reads, and what it complains about."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+    with os.fdopen(1, "w", closefd=False) as sys.stdout, StringIO() as sys.stderr:
+        code = main(words)
+        sys.stdout.flush()  # as Python does at its end
+        return code, sys.stderr.getvalue()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["labels", "--size", "paper"]])
 def test_a_reader_who_leaves_is_no_fault(words: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "studies.run", *words, "--runs", str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.close()  # as `| head -0` does
-        assert process.stderr is not None
-        said = process.stderr.read()
-    assert (process.returncode, said) == (1, "")
+    assert in_a_process(left_by_its_reader, [*words, "--runs", str(tmp_path)]) == (1, "")
 
 
 @pytest.mark.slow
@@ -649,28 +677,24 @@ def test_contenders_share_their_earlier_stages_and_those_that_are_the_same_their
     contenders = {name: {"model": model, "after": ["before"]} for name in ("one", "the other", "a third")}
     contenders["a third"]["options"] = {"pause": 0.02}
     shared = dataclasses.replace(toy, description={**toy.description, "contenders": contenders})
-    said: list[str] = []
-    assert queue_of(shared, tmp_path, say=said.append).work(), said
-    assert len(read_results(results_file(tmp_path / "results", shared))) == count_runs(shared) == 3 + 2 * (3 + 2)
-    assert all(
-        len(row.accuracies) == 2 for row in rows_of(shared, read_results(results_file(tmp_path / "results", shared)))
-    )
+    lines = results_of(queue_of(shared, tmp_path))
+    assert len(lines) == count_runs(shared) == 3 + 2 * (3 + 2)
+    assert all(len(row.accuracies) == 2 for row in rows_of(shared, lines))
 
 
 @pytest.mark.slow
 def test_what_another_study_has_done_is_not_done_again(toy: Study, tmp_path: Path) -> None:
-    assert queue_of(toy, tmp_path, say=lambda line: None).work()
+    assert queue_of(toy, tmp_path).work()
     said: list[str] = []
-    queue = queue_of(dataclasses.replace(toy, name="again"), tmp_path, say=said.append)
-    assert queue.work(), said
-    assert len(read_results(queue.file)) == count_runs(toy)
+    lines = results_of(queue_of(dataclasses.replace(toy, name="again"), tmp_path, said))
+    assert len(lines) == count_runs(toy)
     known = [line for line in said if line.endswith("the study toy has done it")]
     choices, stages = 2 * 3, 3  # the reported runs, which may be looked at, are done again
     assert len(known) == choices + stages
-    assert all(line["study"] == "again" for line in read_results(queue.file).values())
+    assert all(line["study"] == "again" for line in lines.values())
 
     # A stage whose model is gone is done again.
-    third = queue_of(dataclasses.replace(toy, name="third"), tmp_path, say=said.append)
+    third = queue_of(dataclasses.replace(toy, name="third"), tmp_path)
     (stage, *_) = (run for run in planned_runs(toy, {}) if run.role == FIRST)
     (third.folder(stage) / "config.json").unlink()
     assert third.known_elsewhere(stage) is None
@@ -692,6 +716,13 @@ def test_a_table_of_frozen_features_has_what_was_measured() -> None:
     ]
 
 
+@pytest.fixture(scope="module")
+def few_digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("data") / "digits"
+    DatasetDict({name: split.select(range(200)) for name, split in load_splits("digits").items()}).save_to_disk(folder)
+    return str(folder)
+
+
 def small_classifier(folder: Path) -> PlainViTForImageClassification:
     """Save a small classifier with its image processor, and return it."""
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -701,9 +732,10 @@ def small_classifier(folder: Path) -> PlainViTForImageClassification:
     return model
 
 
-@pytest.mark.nightly
-def test_the_few_shot_accuracy_of_a_pretrained_model_is_measured(toy: Study, tmp_path: Path) -> None:
-    study = dataclasses.replace(toy, description={**toy.description, "options": {"dataset": "digits"}})
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_the_few_shot_accuracy_of_a_pretrained_model_is_measured(toy: Study, few_digits: str, tmp_path: Path) -> None:
+    study = dataclasses.replace(toy, description={**toy.description, "options": {"dataset": few_digits}})
     queue = queue_of(study, tmp_path)
     run = study.run("the other", REPORT, 1e-3, 1)
     assert run.after is not None
@@ -747,11 +779,12 @@ def test_frozen_features_need_the_mean_of_the_pixels(tmp_path: Path) -> None:
         frozen.write_classifier(str(tmp_path), None, tmp_path / "model")
 
 
-@pytest.mark.nightly
-def test_frozen_features_are_evaluated_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_frozen_features_are_evaluated_once(few_digits: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model = small_classifier(tmp_path / "model")
     file = tmp_path / "frozen.jsonl"
-    words = ["a name", str(tmp_path / "model"), "--image_size", "16", "--dataset", "digits", "--shots", "5"]
+    words = ["a name", str(tmp_path / "model"), "--image_size", "16", "--dataset", few_digits, "--shots", "5"]
     words += ["--runs", str(tmp_path), "--results", str(file)]
     assert frozen.main(words) == 0
     (line,) = read_results(file).values()
@@ -759,7 +792,7 @@ def test_frozen_features_are_evaluated_once(tmp_path: Path, capfd: pytest.Captur
     assert torch.equal(written.vit.layers[0].mlp.fc1.weight, model.vit.layers[0].mlp.fc1.weight)
     assert (line["image_size"], line["parameters"]) == (16, model.vit.num_parameters())
     assert len(line["results"]["few_shot"]["5"]) == 3
-    assert line["results"]["images"]["test"] == 360
+    assert line["results"]["images"]["test"] == 200
     assert 0 < line["results"]["linear"]["test_accuracy"] < 1
     assert 0 < line["results"]["knn"]["10"] < 1
     assert frozen_table({"a name": line}).count("%") == 6
@@ -769,13 +802,17 @@ def test_frozen_features_are_evaluated_once(tmp_path: Path, capfd: pytest.Captur
     assert len(file.read_text().splitlines()) == 1
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", STUDIES)
+# One contender of each script and each kind of model.
+SMOKE = {"masked": "pixels", "positions": "learned, in every layer", "compute": "small ResNet"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("name", STUDIES if NIGHTLY else SMOKE)
 def test_the_smoke_size_of_a_study_runs(name: str, tmp_path: Path) -> None:
     study = open_study(name, "smoke")
-    said: list[str] = []
-    assert queue_of(study, tmp_path, say=said.append).work(), said
-    results = read_results(results_file(tmp_path / "results", study))
+    study = study if NIGHTLY else study.only([SMOKE[name]])
+    results = results_of(queue_of(study, tmp_path, jobs=1))
     assert len(results) == count_runs(study, results)
     assert all(row.mean is not None for row in rows_of(study, results))
     json.dumps(results)
