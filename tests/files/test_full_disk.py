@@ -24,6 +24,7 @@ from plain_vit.training.run.report import _section
 from plain_vit.training.run.snapshots import OptionalFigure, Snapshots
 from tests.conftest import randomize_
 from tests.processes import in_a_process, server
+from tests.sizes import few
 from tests.tiny import pixels, tiny_config
 
 
@@ -43,7 +44,7 @@ def show_with_a_full_disk(words: list[str], limit: int) -> tuple[int, str]:
 
 
 @pytest.mark.slow(quick=["0"])
-@pytest.mark.parametrize("limit", [0, 60_000])
+@pytest.mark.parametrize("limit", [0, *few([60_000, 5000], 1)])
 def test_show_leaves_no_page_and_says_so_in_one_line(limit: int, tmp_path: Path) -> None:
     model = tmp_path / "model"
     sizes = {"image_size": 24, "patch_size": 8}

@@ -1,10 +1,10 @@
 """Reading gives the numbers that were saved, from every container and layout, and asks where it cannot know."""
 
 import argparse
+import importlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -26,6 +26,7 @@ from plain_vit.files import torch_pickle
 from plain_vit.files.reading import read_checkpoint, strip_wrappers
 from plain_vit.files.tensors import LazyTensors
 from tests.conftest import randomize_
+from tests.processes import in_a_process
 
 Tensors = dict[str, torch.Tensor]
 
@@ -449,10 +450,17 @@ def test_a_mapped_file_that_was_cut_off_before_is_refused(tmp_path: Path) -> Non
         tensors["half"]
 
 
+def imported_with_file_tools() -> set[str]:
+    """Return the modules of ours that are imported, in a process that has none of them."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "plain_vit"]:
+        del sys.modules[name]
+    importlib.import_module("plain_vit.files.reading")
+    importlib.import_module("plain_vit.files.staging")
+    return {name for name in sys.modules if name.startswith("plain_vit.")}
+
+
 @pytest.mark.slow
 def test_file_tools_import_no_source_of_checkpoints() -> None:
-    code = (
-        "import sys, plain_vit.files.reading, plain_vit.files.staging\n"
-        "sys.exit(any(name.startswith('plain_vit.conversion') for name in sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    imported = in_a_process(imported_with_file_tools)
+    assert "plain_vit.files.reading" in imported
+    assert not any(name.startswith("plain_vit.conversion") for name in imported)

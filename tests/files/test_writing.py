@@ -34,7 +34,7 @@ from plain_vit.files.safetensors import save_state_dict
 from plain_vit.files.staging import staged_file, staged_folder
 from plain_vit.files.tensors import LazyTensor, LazyTensors
 from tests.processes import in_a_process, kilobytes
-from tests.sizes import draws
+from tests.sizes import NIGHTLY, draws
 from tests.tiny import tiny_config
 
 processes = multiprocessing.get_context("fork")  # a child is ready at once, with all imports of this process
@@ -224,17 +224,6 @@ def test_a_file_is_replaced_in_one_step_and_only_when_asked(tmp_path: Path) -> N
     assert beside(target) == []
 
 
-def test_where_two_names_cannot_be_swapped_the_folder_is_replaced_by_two_renames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(staging, "exchange_names", lambda one, other: False)  # as on file systems without it
-    target = tmp_path / "model"
-    write_version(target, 1)
-    write_version(target, 2)
-    assert version_of(target) == 2
-    assert beside(target) == []
-
-
 # ---- targets that are refused ----
 
 
@@ -325,10 +314,14 @@ def export_with_a_full_disk(model: Path, target: Path, format: str, limit: int) 
     to_checkpoint(opened.model, target, format=format, image_processor=opened.image_processor, force=True)
 
 
-EXPORTS = {
-    "vit_pytorch": ["model.pt", "model.safetensors"], "torchvision": ["model.pth", "model.safetensors"],
-    "google": ["model.npz"], "timm": ["model"], "transformers": ["model"],
-}  # fmt: skip
+EXPORTS = [
+    ("vit_pytorch", "model.pt"), ("vit_pytorch", "model.safetensors"), ("torchvision", "model.pth"),
+    ("torchvision", "model.safetensors"), ("google", "model.npz"), ("timm", "model"), ("transformers", "model"),
+]  # fmt: skip
+LIMITS = [0, 100, 3000, 12_000]
+# Each export in the middle of its file, and at one other place.
+FULL = [(*export, 3000) for export in EXPORTS]
+FULL += [(*export, limit) for export, limit in zip(EXPORTS, [0, 12_000, 0, 100, 12_000, 100, 12_000], strict=True)]
 EXPRESSIBLE: dict[str, dict[str, Any]] = {
     "vit_pytorch": {"position_embedding_on_prefix": True, "layer_norm_eps": 1e-5, "qkv_bias": False,
                     "final_norm": "after_pooling", "patch_projection": "linear", "patch_pre_norm": True,
@@ -339,16 +332,13 @@ EXPRESSIBLE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow(
     quick=[
-        "vit_pytorch-model.pt-3000",
-        "vit_pytorch-model.safetensors-3000",
-        "torchvision-model.pth-3000",
+        *(f"{format}-{name}-3000" for format, name in EXPORTS[:5]),
         "torchvision-model.safetensors-100",
-        "torchvision-model.safetensors-3000",
-        "google-model.npz-3000",
     ]
 )
-@pytest.mark.parametrize("limit", [0, 100, 3000, 12_000])
-@pytest.mark.parametrize("format, name", [(format, name) for format, names in EXPORTS.items() for name in names])
+@pytest.mark.parametrize(
+    "format, name, limit", [(*export, limit) for export in EXPORTS for limit in LIMITS] if NIGHTLY else FULL
+)
 def test_every_export_to_a_full_disk_leaves_what_was_there(format: str, name: str, limit: int, tmp_path: Path) -> None:
     sizes = {"image_size": 24, "patch_size": 8, **EXPRESSIBLE.get(format, {})}
     PlainViTForImageClassification(tiny_config(**sizes)).save_pretrained(tmp_path / "ours")

@@ -41,7 +41,6 @@ from plain_vit.training.data.augmentation import (
 )
 from plain_vit.training.data.decoding import ProcessedImages, decode_image
 from plain_vit.training.data.sampling import ShuffledStream, randomness
-from plain_vit.training.hardware.processes import loading_options
 from plain_vit.training.metrics import Accuracy, evaluate_classifier, judge_logits
 from plain_vit.training.models import checkpoint_hints, head_of, load_classifier, with_new_head
 from plain_vit.training.optimization import (
@@ -80,16 +79,7 @@ def test_stream_visits_every_row_once_per_epoch_in_another_order():
     assert len(orders[3]) == 2
 
 
-def test_stream_resumes_where_it_stopped():
-    whole = list(ShuffledStream(7, length=30, seed=5))
-    for start in (0, 6, 7, 20, 30):
-        rest = ShuffledStream(7, length=30, seed=5, start=start)
-        assert list(rest) == whole[start:]
-        assert len(rest) == 30 - start
-    assert list(ShuffledStream(7, length=30, seed=6)) != whole
-
-
-@pytest.mark.parametrize("balanced_by", [None, [0] * 20 + [1] * 3], ids=["shuffled", "balanced"])
+@pytest.mark.parametrize("balanced_by", [None, [0] * 20 + [3] * 3], ids=["shuffled", "balanced"])
 def test_stream_without_copies_is_that_of_numpy_whatever_the_batch(balanced_by):
     shares = None if balanced_by is None else [1 / 40] * 20 + [1 / 6] * 3
     expected = []
@@ -140,12 +130,15 @@ def test_copies_share_a_batch_and_are_never_adjacent():
 
 
 @pytest.mark.parametrize("balanced_by", [None, [0] * 20 + [1] * 3], ids=["shuffled", "balanced"])
-@pytest.mark.parametrize("batch_size", [1, 12, 31])
-def test_stream_of_copies_resumes_where_it_stopped(batch_size, balanced_by):
-    options = {"length": 93, "seed": 5, "repeats": 3, "batch_size": batch_size, "balanced_by": balanced_by}
-    whole = list(ShuffledStream(23, **options))
+@pytest.mark.parametrize("repeats, batch_size", [(1, 12), (3, 1), (3, 12), (3, 31)])
+def test_stream_resumes_where_it_stopped(repeats, batch_size, balanced_by):
+    options = {"length": 93, "repeats": repeats, "batch_size": batch_size, "balanced_by": balanced_by}
+    whole = list(ShuffledStream(23, **options, seed=5))
     for start in range(94):
-        assert list(ShuffledStream(23, **options, start=start)) == whole[start:]
+        rest = ShuffledStream(23, **options, seed=5, start=start)
+        assert list(rest) == whole[start:]
+        assert len(rest) == 93 - start
+    assert list(ShuffledStream(23, **options, seed=6)) != whole
 
 
 @pytest.mark.parametrize("processes, accumulation", [(1, 1), (1, 2), (2, 1), (2, 3), (3, 1)])
@@ -185,24 +178,6 @@ def test_first_copy_has_the_pixels_of_the_only_one(images):
         torch.manual_seed(randomness(1, epoch, row))
         expected = transform.augment(transform.crop(images[row]["image"]))
         assert torch.equal(AugmentedImages(images, transform, seed=1)[epoch, row]["pixel_values"], expected)
-
-
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_augmentation_is_the_same_in_workers(images, repeats):
-    transform = TrainingTransform(decode_image, v2.Compose([v2.PILToTensor(), v2.RandomCrop(5)]), v2.Identity())
-    batches = [
-        [
-            batch["pixel_values"]
-            for batch in DataLoader(
-                AugmentedImages(images, transform, seed=1),
-                batch_size=3,
-                sampler=ShuffledStream(11, length=15, seed=2, repeats=repeats, batch_size=3),
-                **loading_options(workers),
-            )
-        ]
-        for workers in (0, 2)
-    ]
-    assert all(torch.equal(one, other) for one, other in zip(*batches, strict=True))
 
 
 def test_neighbouring_keys_give_unrelated_randomness():
@@ -267,18 +242,6 @@ def test_weight_decay_falls_on_matrices_and_kernels_alone():
         for name, parameter in model.named_parameters()
         if name.endswith("weight") and parameter.ndim >= 2 and "position" not in name
     }
-
-
-@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
-def test_every_optimizer_moves_every_parameter(name):
-    model = small_vit()
-    before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
-    optimizer = make_optimizer(model, name, learning_rate=0.1, weight_decay=0.1, momentum=0.8)
-    model(torch.randn(2, 3, 24, 16), labels=torch.tensor([0, 3])).loss.backward()
-    optimizer.step()
-    # The bias of the keys shifts all scores of a query alike: its gradient is zero but for rounding.
-    unmoved = {key for key, parameter in model.named_parameters() if torch.equal(parameter, before[key])}
-    assert not {key for key in unmoved if not key.endswith("k_proj.bias")}
 
 
 @pytest.mark.parametrize("stock", [False, True], ids=["plain-vit", "stock ViT"])

@@ -9,7 +9,6 @@ from torchvision.models import VisionTransformer
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.conversion import from_module
-from plain_vit.errors import TrainingError
 from plain_vit.training.arguments import TransformOptions, as_yaml, check_options, keywords, parse_arguments
 from plain_vit.training.data.augmentation import training_transform
 from plain_vit.training.recipes import OTHERS, RECIPES, describe_recipes
@@ -330,11 +329,6 @@ def test_description_names_source_result_and_what_is_not_included():
         for words in (recipe.source, recipe.target, recipe.missing):
             assert words in part, name
         assert recipe.description in part
-
-
-def test_a_recipe_of_the_probe_is_for_the_probe():
-    with pytest.raises(TrainingError, match=r"is for examples/linear_probe.py"):
-        parse_arguments(FINETUNE, [*NEEDED, "--recipe", "mae-linear-probe"], description=None)
 
 
 def test_options_of_recipes_exist():
