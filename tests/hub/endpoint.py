@@ -437,37 +437,12 @@ class Handler(BaseHTTPRequestHandler):
         said += [{"type": "directory", "path": path, "size": 0, "oid": git_oid(path.encode())} for path in folders]
         self.send_json(said)
 
-    def refs(self, kind: str, repo_id: str) -> None:
-        repository = self.readable(repo_id, kind)
-
-        def listed(place: str, names: Mapping[str, str]) -> list[dict[str, str]]:
-            return [{"name": name, "ref": f"{place}/{name}", "targetCommit": oid} for name, oid in names.items()]
-
-        branches, tags = listed("refs/heads", repository.branches), listed("refs/tags", repository.tags)
-        self.send_json({"branches": branches, "tags": tags, "converts": [], "pullRequests": []})
-
-    def history(self, kind: str, repo_id: str, revision: str) -> None:
-        repository = self.readable(repo_id, kind)
-        said, oid = [], repository.resolve(revision)
-        while oid:
-            commit = repository.commits[oid]
-            said.append({"id": oid, "title": commit["title"], "message": "", "date": commit["date"], "authors": []})
-            oid = commit["parent"]
-        self.send_json(said)
-
     def branch(self, kind: str, repo_id: str, name: str) -> None:
         repository = self.writable(repo_id, kind)
         if name in repository.branches:
             raise Refused(409, f"Reference already exists: refs/heads/{name}")
         start = json.loads(self.body or b"{}").get("startingPoint", "main")
         repository.branches[name] = repository.resolve(start)
-        self.hub.save(repository)
-        self.send_json({})
-
-    def remove_branch(self, kind: str, repo_id: str, name: str) -> None:
-        repository = self.writable(repo_id, kind)
-        repository.resolve(name)
-        del repository.branches[name]
         self.hub.save(repository)
         self.send_json({})
 
@@ -479,20 +454,6 @@ class Handler(BaseHTTPRequestHandler):
         repository.tags[tag] = repository.resolve(name)
         self.hub.save(repository)
         self.send_json({})
-
-    def remove_tag(self, kind: str, repo_id: str, name: str) -> None:
-        repository = self.writable(repo_id, kind)
-        repository.resolve(name)
-        del repository.tags[name]
-        self.hub.save(repository)
-        self.send_json({})
-
-    def settings(self, kind: str, repo_id: str) -> None:
-        repository = self.writable(repo_id, kind)
-        asked = json.loads(self.body)
-        repository.private = asked.get("visibility") == "private" or bool(asked.get("private"))
-        self.hub.save(repository)
-        self.send_json({"private": repository.private})
 
     def preupload(self, kind: str, repo_id: str, revision: str) -> None:
         repository = self.writable(repo_id, kind)
@@ -625,13 +586,8 @@ ROUTES: list[tuple[str, str, Callable[..., None]]] = [
     ("GET", _API + "/revision/(?P<revision>[^/]+)", Handler.info),
     ("GET", _API + "/tree/(?P<revision>[^/]+)(/(?P<folder>.+))?", Handler.tree),
     ("POST", _API + "/paths-info/(?P<revision>[^/]+)", Handler.paths_info),
-    ("GET", _API + "/refs", Handler.refs),
-    ("GET", _API + "/commits/(?P<revision>[^/]+)", Handler.history),
     ("POST", _API + "/branch/(?P<name>[^/]+)", Handler.branch),
-    ("DELETE", _API + "/branch/(?P<name>[^/]+)", Handler.remove_branch),
     ("POST", _API + "/tag/(?P<name>[^/]+)", Handler.tag),
-    ("DELETE", _API + "/tag/(?P<name>[^/]+)", Handler.remove_tag),
-    ("PUT", _API + "/settings", Handler.settings),
     ("POST", _API + "/preupload/(?P<revision>[^/]+)", Handler.preupload),
     ("POST", _API + "/commit/(?P<revision>[^/]+)", Handler.commit),
     ("PUT", "/lfs/(?P<oid>[0-9a-f]{64})", Handler.lfs_put),

@@ -376,7 +376,7 @@ def test_code_of_ones_own_is_read_and_said_not_to_have_run(folder: Path) -> None
 
 
 @pytest.mark.slow
-def test_an_unchanged_push_sends_nothing_and_says_so(hub: HubEndpoint, folder: Path) -> None:
+def test_an_unchanged_push_sends_nothing_and_another_one_what_has_changed(hub: HubEndpoint, folder: Path) -> None:
     push_folder(folder, REPO)
     commits = len(hub.repository(REPO, "model").commits)
     again = push_folder(folder, REPO)
@@ -386,6 +386,9 @@ def test_an_unchanged_push_sends_nothing_and_says_so(hub: HubEndpoint, folder: P
     third = push_folder(save(folder, seed=2), REPO)
     assert set(third.sent) == {"model.safetensors"}
     assert set(third.unchanged) == WHOLE - {"model.safetensors"}
+    write_card(folder, ModelFacts(license="mit"))  # a person has not edited the one before
+    assert set(push_folder(folder, REPO).sent) == {"README.md"}
+    assert b"license: mit" in hub.files(REPO)["README.md"]
 
 
 @pytest.mark.slow
@@ -503,14 +506,6 @@ def test_a_page_that_a_person_edited_on_the_hub_stays(hub: HubEndpoint, folder: 
     assert torch.equal(logits(from_checkpoint(REPO).model), logits(build(2)))
     push_folder(folder, REPO, include=["README.md"])
     assert is_untouched(hub.files(REPO)["README.md"])
-
-
-@pytest.mark.slow
-def test_an_unedited_model_card_is_updated(hub: HubEndpoint, folder: Path) -> None:
-    push_folder(folder, REPO)
-    write_card(folder, ModelFacts(license="mit"))
-    push_folder(folder, REPO)
-    assert b"license: mit" in hub.files(REPO)["README.md"]
 
 
 def test_metadata_that_the_hub_refuses_is_said_before_anything_is_sent(hub: HubEndpoint, folder: Path) -> None:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import datasets
 import huggingface_hub
@@ -343,8 +344,6 @@ def test_validation_split_of_the_set_is_found_by_its_name(tmp_path):
     found = load_classification_data(source)
     assert found.validation is not None
     assert found.validation["label"][:] == [1]
-    with pytest.raises(DataError, match="already has a validation split"):
-        load_classification_data(source, validation_fraction=0.5)
 
 
 def test_test_split_with_secret_labels_is_left_out_unless_named(tmp_path):
@@ -497,32 +496,26 @@ def test_a_file_of_names_of_another_kind(content, said, tmp_path):
         load_classification_data(str(tmp_path / "set"), **options)
 
 
-def test_unknown_empty_and_doubled_splits_are_refused(tmp_path):
-    source = save_set(tmp_path, [0, 1], ["a", "b"], test=[0])
-    with pytest.raises(DataError, match="no split 'dev', only train, test: correct --validation_split"):
-        load_classification_data(source, validation_split="dev")
-    with pytest.raises(DataError, match="cannot have two roles"):
-        load_classification_data(source, validation_split="test")
+# the labels of the training split, the names of the classes, those of other splits, the options, and what is said
+REFUSED: dict[str, tuple[list[Any], list[str] | None, dict[str, list[Any]], dict[str, Any], str]] = {
+    "unknown split": ([0, 1], ["a", "b"], {"test": [0]}, {"validation_split": "dev"},
+                      "no split 'dev', only train, test: correct --validation_split"),
+    "doubled split": ([0, 1], ["a", "b"], {"test": [0]}, {"validation_split": "test"}, "cannot have two roles"),
+    "no label": ([-1, -1], ["a", "b"], {}, {}, "2 labels of the train split are outside 0 to 1.* -1 at row 0"),
+    "one without": ([0, 1, -1, 0], ["a", "b"], {}, {}, "1 labels of the train split are outside 0 to 1.* -1 at row 2"),
+    "one class": ([1, 1], ["a", "b"], {}, {}, "All training images are 'b'"),
+    "class of the test alone": (["a", "b"], None, {"test": ["a", "c"]}, {"label_column": "kind"},
+                                r"the training split lacks: \['c'\]"),
+    "second validation": ([0, 1, 0], ["a", "b"], {"valid": [1], "test": [0, 1]}, {"validation_fraction": 0.5},
+                          "already has a validation split"),
+}  # fmt: skip
 
 
-def test_labels_outside_the_classes_are_refused_with_their_place(tmp_path):
-    source = save_set(tmp_path / "all", [-1, -1], ["a", "b"])
-    with pytest.raises(DataError, match="2 labels of the train split are outside 0 to 1.* -1 at row 0"):
-        load_classification_data(source)
-    source = save_set(tmp_path / "one", [0, 1, -1, 0], ["a", "b"])
-    with pytest.raises(DataError, match="1 labels of the train split are outside 0 to 1.* -1 at row 2"):
-        load_classification_data(source)
-
-
-def test_a_single_class_is_refused(tmp_path):
-    with pytest.raises(DataError, match="All training images are 'b'"):
-        load_classification_data(save_set(tmp_path / "one", [1, 1], ["a", "b"]))
-
-
-def test_labels_that_the_training_split_lacks_are_refused(tmp_path):
-    source = save_set(tmp_path, ["a", "b"], None, test=["a", "c"])
-    with pytest.raises(DataError, match=r"the training split lacks: \['c'\]"):
-        load_classification_data(source, label_column="kind")
+@pytest.mark.parametrize("labels, names, splits, options, said", REFUSED.values(), ids=REFUSED)
+def test_splits_and_labels_that_cannot_be_learnt_from_are_refused(labels, names, splits, options, said, tmp_path):
+    source = save_set(tmp_path, labels, names, **splits)
+    with pytest.raises(DataError, match=said):
+        load_classification_data(source, **options)
 
 
 def test_classes_that_differ_between_splits_are_refused(tmp_path):

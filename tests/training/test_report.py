@@ -419,15 +419,6 @@ def test_vit_of_transformers_shows_what_the_same_plain_vit_shows(tmp_path):
     assert seen["positions"].shape == (3, 3, 3, 3)
 
 
-@pytest.mark.slow
-def test_vit_image_processor_of_transformers_is_drawn_too(tmp_path):
-    run = tmp_path / "run"
-    options = {"model": str(save_stock_vit(tmp_path / "vit")), "picture_every": 0.5, **SHORT}
-    script.finetune(script.FinetuneArguments(output_dir=str(run), **options))
-    assert {file.stem for file in (run / "report").glob("*.png")} == PICTURES | STORY
-    assert len(list((run / "report" / "snapshots").iterdir())) == 4  # at 0, 0.5, 1.0 and 1.2 epochs
-
-
 def test_page_escapes_untrusted_text():
     assert "<title>&lt;b&gt;</title>" in html_page("<b>", "")
 
@@ -447,10 +438,12 @@ def awkward(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_class_names_are_shown_as_they_are(awkward, model_folder, tmp_path):
-    options = {**SHORT, "dataset": str(awkward), "shots_per_class": None, "steps": 2, "evaluations": 1}
-    run = tmp_path / "run"
-    script.finetune(script.FinetuneArguments(model=str(model_folder), output_dir=str(run), **options))
+def test_class_names_are_shown_as_they_are_and_the_image_processor_of_transformers_is_drawn(awkward, tmp_path):
+    options = {**SHORT, "dataset": str(awkward), "shots_per_class": None, "steps": 3, "batch_size": 4}
+    model, run = str(save_stock_vit(tmp_path / "vit")), tmp_path / "run"
+    script.finetune(script.FinetuneArguments(model=model, output_dir=str(run), picture_every=0.5, **options))
+    assert {file.stem for file in (run / "report").glob("*.png")} == PICTURES | STORY
+    assert len(list((run / "report" / "snapshots").iterdir())) == 4  # at 0, 0.5, 1.0 and 1.5 epochs
     page = Page(run / "report" / "index.html")
     assert "i" not in page.tags
     assert {"<i>a&b", "c'd\"e"} <= set(page.cells)
