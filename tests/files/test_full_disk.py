@@ -32,8 +32,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def limit_files(size: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+def limit_files(size: int | None) -> None:
+    if size is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def show_with_a_full_disk(words: list[str], limit: int) -> tuple[int, str]:
@@ -73,22 +74,19 @@ def snapshots_of(folder: Path) -> Snapshots:
 
 def take(folder: Path, step: int, limit: int | None) -> None:
     model = randomize_(PlainViTForImageClassification(tiny_config())).eval()
-    if limit is not None:
-        limit_files(limit)
+    limit_files(limit)
     snapshots_of(folder).take(step, model)
 
 
 def draw(folder: Path, limit: int | None) -> None:
     figure, axes = plt.subplots()
     axes.imshow(torch.rand(30, 30))
-    if limit is not None:
-        limit_files(limit)
+    limit_files(limit)
     _section(folder, "title", "caption", {"curves": ("", OptionalFigure(figure, seen="noise"))})
 
 
 def write(folder: Path, limit: int | None) -> None:
-    if limit is not None:
-        limit_files(limit)
+    limit_files(limit)
     write_file(folder / "index.html", "<p>page</p>" * (1000 if limit is None else 1001))
 
 
@@ -137,8 +135,7 @@ def checkpoint_of_a_run(folder: Path, step: int, limit: int | None, sharded: boo
     accelerator.prepare(model, optimizer)
     run = RunFolder(folder, accelerator, {"seed": 3}, resume=folder.exists())
     run.begin()
-    if limit is not None:
-        limit_files(limit)
+    limit_files(limit)
     try:
         run.save({"step": step}, keep=2, sharded=ShardedState(model, optimizer, None) if sharded else None)
         run.finish_saving()
@@ -158,8 +155,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(limit: int, sharde
 
 
 def stage_with_torch(target: Path, limit: int | None) -> None:
-    if limit is not None:
-        limit_files(limit)
+    limit_files(limit)
     with staged_file(target, force=True) as new:
         torch.save({"matrix": torch.randn(97, 131)}, new)
 

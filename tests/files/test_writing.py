@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -33,11 +32,10 @@ from plain_vit.files.reading import read_checkpoint
 from plain_vit.files.safetensors import save_state_dict
 from plain_vit.files.staging import staged_file, staged_folder
 from plain_vit.files.tensors import LazyTensor, LazyTensors
-from tests.processes import in_a_process, kilobytes
+from tests.processes import in_a_process, kilobytes, processes
 from tests.sizes import NIGHTLY, draws
 from tests.tiny import tiny_config
 
-processes = multiprocessing.get_context("fork")  # a child is ready at once, with all imports of this process
 tqdm.set_lock(threading.RLock())  # tqdm's own is one for all processes, and a child that is killed may hold it
 
 
@@ -88,7 +86,12 @@ def test_a_folder_appears_complete_and_without_leftovers(tmp_path: Path) -> None
     assert beside(target) == []
 
 
-def test_force_replaces_the_whole_folder_and_mixes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("swaps", [True, False])
+def test_force_replaces_the_whole_folder_and_mixes_nothing(
+    swaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not swaps:  # as on file systems without it: two renames
+        monkeypatch.setattr(staging, "exchange_names", lambda one, other: False)
     target = tmp_path / "model"
     write_version(target, 1)
     (target / "preprocessor_config.json").write_text("of version 1")
@@ -102,24 +105,6 @@ def thesis(target: Path) -> None:
     (target / "thesis.tex").write_text("years of work")
 
 
-def thesis_below(target: Path) -> None:
-    (target / "data").mkdir()
-    thesis(target / "data")
-
-
-def config_of_others(target: Path) -> None:
-    (target / "config.json").write_text("{}")
-    thesis(target)
-
-
-def downloaded(target: Path) -> None:
-    (target / "config.json").write_text(json.dumps({"model_type": "vit", "version": 1}))
-
-
-def own_page(target: Path) -> None:
-    (target / "README.md").write_text("# What I found out in three years")
-
-
 def link_to_weights(target: Path) -> None:
     (target.parent / "elsewhere").mkdir()
     shard = next(target.glob("model-00001-*"))
@@ -127,17 +112,29 @@ def link_to_weights(target: Path) -> None:
     shard.symlink_to(target.parent / "elsewhere" / "a.safetensors")
 
 
-FOREIGN = [thesis, thesis_below, config_of_others, downloaded, own_page, link_to_weights]
+# the files of others in a folder of ours
+FOREIGN = {
+    "thesis": {"thesis.tex": "years of work"},
+    "thesis below": {"data/thesis.tex": "years of work"},
+    "config of others": {"config.json": "{}", "thesis.tex": "years of work"},
+    "downloaded": {"config.json": json.dumps({"model_type": "vit", "version": 1})},
+    "own page": {"README.md": "# What I found out in three years"},
+    "link to weights": {},
+}
 
 
 @pytest.mark.parametrize("swaps", [True, False])
-@pytest.mark.parametrize("add", FOREIGN, ids=lambda add: add.__name__)
+@pytest.mark.parametrize("name", FOREIGN)
 def test_force_keeps_a_folder_that_holds_what_plain_vit_did_not_write(
-    add: Callable[[Path], None], swaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, swaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "model"
     write_version(target, 1)
-    add(target)
+    for file, text in FOREIGN[name].items():
+        (target / file).parent.mkdir(exist_ok=True)
+        (target / file).write_text(text)
+    if name == "link to weights":
+        link_to_weights(target)
     held = {path.relative_to(target): path.read_bytes() for path in target.rglob("*") if path.is_file()}
     if not swaps:
         monkeypatch.setattr(staging, "exchange_names", lambda one, other: False)

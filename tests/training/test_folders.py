@@ -10,7 +10,6 @@ import shutil
 import warnings
 import zipfile
 from collections import Counter
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,9 @@ from plain_vit.errors import DataError
 from plain_vit.training.data import folders, load_classification_data
 from plain_vit.training.data.datasets import load_images, load_images_and_labels, load_labelled_split, load_splits
 from plain_vit.training.data.folders import FolderCache, list_folder, open_folder
+from tests.processes import processes
 from tests.sizes import draws
 
-processes = get_context("fork")
 SPLITS = ["train", "test", "Validation", "val", "TRAIN", "dev 2", "train-ticket", "seg_test"]
 CLASSES = ["a", "b", "B-c", "c.d", "train", "test_tube", "__c", ".e"]
 FILES = ["1.jpg", "2.JPEG", "10.png", "a b.PnG", "train_1.jpg", "test-2.webp", "notes.txt", "README.md", "x", ".h.jpg"]
@@ -557,32 +556,24 @@ def test_damaged_cache_is_written_anew(tmp_path):
         assert cache.read() is not None
 
 
-@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(30, "Read-only file system")])
-def test_cache_that_cannot_be_written_is_no_error(error, tmp_path, monkeypatch):
+@pytest.mark.parametrize("owner, name, error", [
+    (Path, "mkdir", PermissionError(13, "Permission denied")),
+    (Path, "mkdir", OSError(30, "Read-only file system")),
+    (folders, "_write_rows", OSError(28, "No space left on device")),
+])  # fmt: skip
+def test_cache_that_cannot_be_written_is_no_error(owner, name, error, tmp_path, monkeypatch):
     root = make(tmp_path / "images", *TREES["splits"])
 
     def refuse(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr(owner, name, refuse)
     with pytest.warns(UserWarning, match=f"is not cached: .*{error.strerror}"):
         splits = open_folder(root).rows
+    assert FolderCache(root).read() is None
     monkeypatch.undo()
     assert_rows_of_datasets(root, splits)
     assert rows_of(pickle.loads(pickle.dumps(splits))) == rows_of(splits)
-
-
-def test_full_disk_is_no_error(tmp_path, monkeypatch):
-    root = make(tmp_path / "images", *TREES["splits"])
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(folders, "_write_rows", full)
-    with pytest.warns(UserWarning, match="is not cached: .*No space left on device"):
-        splits = open_folder(root).rows
-    assert_rows_of_datasets(root, splits)
-    assert FolderCache(root).read() is None
 
 
 def scan_and_count(root: Path, counted: Path, start: Any) -> None:

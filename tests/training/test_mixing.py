@@ -159,15 +159,6 @@ def test_numbers_are_uniform_and_unrelated():
         assert abs(np.corrcoef(one.flatten(), other.flatten())[0, 1]) < 0.02
 
 
-def test_numbers_depend_on_the_place_only():
-    uniform = PlacedUniform(places := Places(seed=4), 2)
-    places.set(7, 0, 12, CPU)
-    whole = uniform(12, 5, device=CPU)
-    for first in (0, 4, 8):
-        places.set(7, first, 4, CPU)
-        assert torch.equal(uniform(4, 5, device=CPU), whole[first : first + 4])
-
-
 @pytest.mark.parametrize("batches", [1, 3])
 def test_model_drops_the_same_branches_and_patches_however_the_batch_is_divided(batches):
     config = tiny_config(drop_path_rate=0.5, patch_dropout_prob=0.4)

@@ -269,11 +269,12 @@ def test_the_processor_decides(
 
 
 @pytest.mark.slow
-def test_the_script_takes_them_in_its_steps_and_not_in_evaluations(
+@pytest.mark.usefixtures("fresh_accelerator")
+def test_the_script_takes_them_in_its_steps_alone_and_resumes_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multiplied: list[tuple[int, ...]]
 ) -> None:
     monkeypatch.setattr(module, "has_slow_float32_products", lambda: True)
-    seen: dict[str, list[bool]] = {"loss": [], "evaluate": []}
+    model, seen = save_plain_vit(tmp_path / "model"), {"loss": set[bool](), "evaluate": set[bool]()}
 
     def noting(name: str) -> Any:
         function = getattr(Classification, name)
@@ -281,28 +282,10 @@ def test_the_script_takes_them_in_its_steps_and_not_in_evaluations(
         def noted(*args: Any, **keywords: Any) -> Any:
             multiplied.clear()
             result = function(*args, **keywords)
-            seen[name].append(bool(multiplied))
+            seen[name].add(bool(multiplied))
             return result
 
         return noted
-
-    for name in seen:
-        monkeypatch.setattr(Classification, name, noting(name))
-    model = save_plain_vit(tmp_path / "model")
-    arguments = {"steps": 2, "batch_size": 4, "shots_per_class": 2, "report": False}
-    script.finetune(
-        script.FinetuneArguments(model=str(model), dataset="digits", output_dir=str(tmp_path / "run"), **arguments)
-    )
-    assert seen["loss"] == [True, True]
-    assert seen["evaluate"]
-    assert not any(seen["evaluate"])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fresh_accelerator")
-def test_a_run_resumes_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "has_slow_float32_products", lambda: True)
-    model = save_plain_vit(tmp_path / "model")
 
     def run(name: str, **options: Any) -> Path:
         given = {"dataset": "digits", "shots_per_class": 2, "steps": 6, "batch_size": 4, "log_every": 1, **options}
@@ -310,12 +293,15 @@ def test_a_run_resumes_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.Monk
         script.finetune(script.FinetuneArguments(model=str(model), output_dir=str(tmp_path / name), **given))
         return tmp_path / name
 
+    for name in seen:
+        monkeypatch.setattr(Classification, name, noting(name))
     whole = run("whole")
     with monkeypatch.context() as patched:
         patched.setattr(classification, "save_classifier", stop)
         with pytest.raises(KeyboardInterrupt):
             run("half")
     assert_same_bits(run("half", resume=True), whole)
+    assert seen == {"loss": {True}, "evaluate": {False}}
 
 
 def stop(*arguments: object) -> None:

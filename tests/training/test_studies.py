@@ -138,15 +138,8 @@ def results_of(queue: Queue) -> dict[str, dict[str, Any]]:
 def line_of(study: Study, contender: str, role: str, rate: float, seed: int, **values: Any) -> dict[str, Any]:
     """Return a result as the queue writes it."""
     run = study.run(contender, role, rate, seed)
-    usual = {
-        "validation": [0.5, 0.6],
-        "flat": True,
-        "cpu_seconds": 9.0,
-        "threads": 1,
-        "parameters": 18,
-        "resumed": False,
-        "environment": {"accelerator": "none"},
-    }
+    usual = {"validation": [0.5, 0.6], "flat": True, "cpu_seconds": 9.0, "threads": 1, "parameters": 18,
+             "resumed": False, "environment": {"accelerator": "none"}}  # fmt: skip
     return {"key": run.key, **usual, "results": {"test_accuracy": values.pop("test", 0.5)}, **values}
 
 
