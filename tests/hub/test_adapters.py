@@ -85,6 +85,7 @@ def test_adapters_arrive_with_pages_whose_blocks_give_the_same_numbers(hub: HubE
         assert (said["base_model"], said["base_model_relation"], said["library_name"]) == (BASE, "adapter", "peft")
         assert f"[{BASE}](https://huggingface.co/{BASE})" in page.decode()
         script += re.findall(r"```python\n(.*?)```", page.decode(), re.DOTALL)
+        assert script[-1].startswith("import plain_vit\n")  # the process that runs them has imported it
         script.append(f"torch.save(model.eval()(torch.load('pixels.pt')).logits, 'logits {number}.pt')")
     assert push_folder(folder, repo_id).sent == {}  # nothing has changed
     in_a_process(run_elsewhere, hub, "\n".join(script), tmp_path)

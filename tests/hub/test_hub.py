@@ -107,6 +107,7 @@ def test_the_blocks_of_a_pushed_page_run(hub: HubEndpoint, folder: Path, tmp_pat
     Image.new("RGB", (67, 31), "red").save(tmp_path / "image.png")
     blocks = re.findall(r"```python\n(.*?)```", hub.files(REPO)["README.md"].decode(), re.DOTALL)
     assert len(blocks) == 3
+    assert blocks[0].startswith("import plain_vit\n")  # the process that runs them has imported it
     printed = in_a_process(run_elsewhere, hub, "\n".join(blocks), tmp_path)
     assert "score" in printed
     assert f"{REPO}: plain_vit" in printed
