@@ -67,14 +67,9 @@ def labelled_bytes(images: Iterable, labels: Iterable) -> list[tuple[int, bytes]
 
 
 def test_the_held_out_digits_are_always_the_same():
-    first, second = load_splits("digits")["test"], load_splits("digits")["test"]
-    assert first["label"][:] == second["label"][:]
     # Results are compared across versions: another split would be another task.
-    digest = hashlib.sha256(b"".join(image.tobytes() for image in first["image"])).hexdigest()
-    assert digest[:16] == HELD_OUT_DIGITS
-
-
-HELD_OUT_DIGITS = "ac6ada28192bd51a"
+    content = b"".join(image.tobytes() for image in load_splits("digits")["test"]["image"])
+    assert hashlib.sha256(content).hexdigest().startswith("ac6ada28192bd51a")
 
 
 def test_glyphs_depend_on_the_seed_alone():
