@@ -4,7 +4,9 @@ import io
 import re
 import resource
 import shutil
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +74,10 @@ def snapshots_of(folder: Path) -> Snapshots:
     return snapshots
 
 
-def take(folder: Path, step: int, limit: int | None) -> None:
+def take(folder: Path, limit: int | None) -> None:
     model = randomize_(PlainViTForImageClassification(tiny_config())).eval()
     limit_files(limit)
-    snapshots_of(folder).take(step, model)
+    snapshots_of(folder).take(1 if limit is None else 2, model)
 
 
 def draw(folder: Path, limit: int | None) -> None:
@@ -88,21 +90,6 @@ def draw(folder: Path, limit: int | None) -> None:
 def write(folder: Path, limit: int | None) -> None:
     limit_files(limit)
     write_file(folder / "index.html", "<p>page</p>" * (1000 if limit is None else 1001))
-
-
-@pytest.mark.slow(quick=["write-700"])
-@pytest.mark.parametrize("limit", [0, 100, 700])
-@pytest.mark.parametrize("writer", [lambda folder, limit: take(folder, 1 if limit is None else 2, limit), draw, write])
-def test_a_run_keeps_what_it_has_written(writer: Any, limit: int, tmp_path: Path) -> None:
-    folder = tmp_path / "report"
-    folder.mkdir()
-    in_a_process(writer, folder, None)
-    before = contents(tmp_path)
-    assert before
-    with pytest.raises(OutputError, match="was not written: File too large") as caught:
-        in_a_process(writer, folder, limit)
-    assert str(caught.value).isprintable()
-    assert contents(tmp_path) == before
 
 
 def append(path: Path, limit: int) -> None:
@@ -125,7 +112,7 @@ def test_a_file_that_cannot_be_appended_to_is_said(tmp_path: Path) -> None:
         append_line(tmp_path, "x")
 
 
-def checkpoint_of_a_run(folder: Path, step: int, limit: int | None, sharded: bool) -> None:
+def checkpoint_of_a_run(folder: Path, limit: int | None, sharded: bool) -> None:
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(131, 97)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -133,40 +120,48 @@ def checkpoint_of_a_run(folder: Path, step: int, limit: int | None, sharded: boo
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     accelerator.prepare(model, optimizer)
-    run = RunFolder(folder, accelerator, {"seed": 3}, resume=folder.exists())
+    run = RunFolder(folder / "run", accelerator, {"seed": 3}, resume=limit is not None)
     run.begin()
     limit_files(limit)
+    step, state = 1 if limit is None else 2, ShardedState(model, optimizer, None) if sharded else None
     try:
-        run.save({"step": step}, keep=2, sharded=ShardedState(model, optimizer, None) if sharded else None)
+        run.save({"step": step}, keep=2, sharded=state)
         run.finish_saving()
     finally:
         run.release()
 
 
-@pytest.mark.slow(quick=["103000-True"])
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("limit", [0, 300, 60_000, 103_000])
-def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(limit: int, sharded: bool, tmp_path: Path) -> None:
-    in_a_process(checkpoint_of_a_run, tmp_path / "run", 1, None, sharded)
-    before = contents(tmp_path)
-    with pytest.raises(OutputError, match="step_00000002 was not written: (File too large|torch's writer failed)"):
-        in_a_process(checkpoint_of_a_run, tmp_path / "run", 2, limit, sharded)
-    assert contents(tmp_path) == before
-
-
-def stage_with_torch(target: Path, limit: int | None) -> None:
+def stage_with_torch(folder: Path, limit: int | None) -> None:
     limit_files(limit)
-    with staged_file(target, force=True) as new:
+    with staged_file(folder / "tensors.pt", force=True) as new:
         torch.save({"matrix": torch.randn(97, 131)}, new)
 
 
-@pytest.mark.slow(quick=["0"])
-@pytest.mark.parametrize("limit", [0, 300, 40_000, 51_000])
-def test_a_file_of_torch_that_does_not_fit_is_one_line(limit: int, tmp_path: Path) -> None:
-    in_a_process(stage_with_torch, tmp_path / "tensors.pt", None)
+TOO_LARGE = "was not written: File too large"
+OF_A_RUN = "step_00000002 was not written: (File too large|torch's writer failed)"
+# what writes twice into a folder, the second time with a limit, at which limits, and what is said
+WRITERS: dict[str, tuple[Callable[[Path, int | None], None], list[int], str]] = {
+    "take": (take, [0, 100, 700], TOO_LARGE),
+    "draw": (draw, [0, 100, 700], TOO_LARGE),
+    "write": (write, [0, 100, 700], TOO_LARGE),
+    "checkpoint": (partial(checkpoint_of_a_run, sharded=False), [0, 300, 60_000, 103_000], OF_A_RUN),
+    "sharded checkpoint": (partial(checkpoint_of_a_run, sharded=True), [0, 300, 60_000, 103_000], OF_A_RUN),
+    "file of torch": (stage_with_torch, [0, 300, 40_000, 51_000], r"tensors.pt was not written: .* full disk"),
+}  # fmt: skip
+
+
+@pytest.mark.slow(quick=["write-700", "sharded checkpoint-103000", "file of torch-0"])
+@pytest.mark.parametrize("name, limit", [(name, limit) for name in WRITERS for limit in WRITERS[name][1]])
+def test_what_does_not_fit_is_one_line_and_leaves_what_was_there(name: str, limit: int, tmp_path: Path) -> None:
+    writer, _, says = WRITERS[name]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    in_a_process(writer, folder, None)
     before = contents(tmp_path)
-    with pytest.raises(OutputError, match=r"tensors.pt was not written: .* full disk"):
-        in_a_process(stage_with_torch, tmp_path / "tensors.pt", limit)
+    assert before
+    with pytest.raises(OutputError, match=says) as caught:
+        in_a_process(writer, folder, limit)
+    assert str(caught.value).isprintable()
     assert contents(tmp_path) == before
 
 

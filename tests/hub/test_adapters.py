@@ -47,6 +47,10 @@ def adapted(base: str | Path, **options: Any) -> peft.PeftModel:
 def save_adapter(folder: Path, base: str | Path, **fields: Any) -> Path:
     """Save an adapter as peft does, with other values of some fields of its settings."""
     adapted(base).save_pretrained(folder)
+    return with_fields(folder, **fields)
+
+
+def with_fields(folder: Path, **fields: Any) -> Path:
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     return folder
@@ -136,10 +140,8 @@ def test_a_base_in_a_local_folder_is_refused_in_one_line_that_says_what_to_do(hu
      "", ".", "a b", "\x1b[31mred", "x" * 300, None, 7, ["alice/base"]],
 )  # fmt: skip
 def test_an_invalid_hub_id_is_not_a_base(base: object, local: Path) -> None:
-    path = local / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": base}))
     with pytest.raises(CheckpointError, match="base_model_name_or_path") as caught:
-        push_folder(local, REPO, dry_run=True)
+        push_folder(with_fields(local, base_model_name_or_path=base), REPO, dry_run=True)
     assert str(caught.value).isprintable()
 
 
@@ -158,9 +160,7 @@ def test_a_base_in_the_hub_cache_is_named_by_its_id(hub: HubEndpoint, tmp_path: 
     folder = save_adapter(tmp_path / "adapter", snapshot_download(BASE))
     with pytest.raises(CheckpointError, match=f"write '{BASE}' there"):
         push_folder(folder, REPO)
-    path = folder / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": BASE}))
-    push_folder(folder, REPO)
+    push_folder(with_fields(folder, base_model_name_or_path=BASE), REPO)
     assert not any(str(tmp_path).encode() in data for data in hub.files(REPO).values())
 
 

@@ -67,6 +67,10 @@ def card_of(folder: Path) -> str:
     return (folder / "README.md").read_text()
 
 
+def change(file: Path, **settings: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+
+
 def untouched(card: str) -> bool:
     return is_untouched(card.encode())
 
@@ -325,11 +329,9 @@ def draw_page(folder: Path, draw: random.Random) -> None:
     def hostile() -> str:
         return " ".join(draw.choices(HOSTILE, k=draw.choice((1, 1, 2, 3))))
 
-    config = json.loads((folder / "config.json").read_text())
     # a config with half a character is refused before
-    config["id2label"] = {str(number): hostile().replace("\ud800", "?") for number in LABELS}
-    config["label2id"] = {}
-    (folder / "config.json").write_text(json.dumps(config))
+    labels = {str(number): hostile().replace("\ud800", "?") for number in LABELS}
+    change(folder / "config.json", id2label=labels, label2id={})
     name = hostile()
     facts = ModelFacts(
         name=name,
@@ -403,11 +405,8 @@ def test_the_page_says_who_states_the_license(folder: Path) -> None:
 
 
 def test_labels_that_share_a_name_are_named(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["id2label"] = {
-        str(number): name for number, name in enumerate(["crane", "bee", "crane", "dog", "eel", "fox", "gnu"])
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    labels = ["crane", "bee", "crane", "dog", "eel", "fox", "gnu"]
+    change(folder / "config.json", id2label={str(number): name for number, name in enumerate(labels)})
     write_card(folder, ModelFacts())
     assert "Several labels share a name and differ only in their numbers: crane." in card_of(folder)
 
@@ -420,8 +419,7 @@ def test_labels_that_share_a_name_are_named(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_odd_settings_of_the_image_processor_get_an_error_of_our_own(folder: Path, settings: dict[str, Any]) -> None:
-    path = folder / "preprocessor_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    change(folder / "preprocessor_config.json", **settings)
     with pytest.raises(CheckpointError, match="describe no model"):
         write_card(folder, ModelFacts())
 
@@ -439,8 +437,7 @@ def test_odd_settings_of_the_image_processor_get_an_error_of_our_own(folder: Pat
 def test_every_form_of_a_setting_that_the_image_processor_takes_is_described(
     folder: Path, settings: dict[str, Any], said: str
 ) -> None:
-    path = folder / "preprocessor_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    change(folder / "preprocessor_config.json", **settings)
     write_card(folder, ModelFacts())
     assert said in card_of(folder)
 

@@ -49,6 +49,7 @@ from plain_vit.training.optimization import (
     make_optimizer,
 )
 from tests.conftest import randomize_
+from tests.sizes import few
 from tests.training.runs import RESNET, SMALL, small_vit
 
 
@@ -378,17 +379,22 @@ def saved_vit(folder, **fields):
     return model
 
 
-@pytest.mark.slow(
-    quick=[
-        "learned-bilinear",
-        "learned_2d-bilinear_antialias",
-        "factorized-bilinear_align_corners",
-        "none-bicubic",
-        "none-bilinear-False",
-        "table-bilinear-True",
-    ]
+QUICK = ["learned-bilinear", "learned_2d-bilinear_antialias", "factorized-bilinear_align_corners", "none-bicubic",
+         "none-bilinear-False", "table-bilinear-True"]  # fmt: skip
+OF_ROTATIONS = POSITIONS[-2:]
+
+
+def name_of(fields):
+    return "-".join(map(str, fields.values()))
+
+
+@pytest.mark.slow(quick=QUICK)
+@pytest.mark.parametrize(
+    "fields",
+    [fields for fields in POSITIONS if name_of(fields) in QUICK or fields in OF_ROTATIONS]
+    + few((fields for fields in POSITIONS[:-2] if name_of(fields) not in QUICK), 19),
+    ids=name_of,
 )
-@pytest.mark.parametrize("fields", POSITIONS, ids=lambda fields: "-".join(map(str, fields.values())))
 def test_positions_of_every_kind_are_resampled_once_for_the_training_size(fields, tmp_path):
     source = saved_vit(tmp_path, **fields)
     model, _ = load_classifier(str(tmp_path), ["a", "b"], image_size=(40, 32))
