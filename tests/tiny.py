@@ -1,10 +1,14 @@
 """Small models of every kind, and comparison of results."""
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import pytest
 import torch
 
-from plain_vit import PlainViTConfig
+from plain_vit import PlainViTConfig, PlainViTForImageClassification
+from tests.conftest import randomize_
+from tests.sizes import NIGHTLY
 
 # Every dimension differs from every other, the patches and the grid (3 x 4) are not square.
 SIZES: dict[str, Any] = {
@@ -106,9 +110,31 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def in_turn(choices: Sequence[Any], quick: Collection[str]) -> list[Any]:
+    """Return cases of a choice and a variation: each variation with one of the choices, in turn, or with all at night.
+
+    Args:
+        choices: Values of another parameter of a test.
+        quick: Cases, as CHOICE-VARIATION, that stay in the default tier; the others are slow.
+    """
+    cases = []
+    for row, name in enumerate(sorted(VARIATIONS)):
+        for column, choice in enumerate(choices):
+            case = f"{getattr(choice, '__name__', choice)}-{name}"
+            if case in quick or NIGHTLY or row % len(choices) == column:
+                marks = () if case in quick else pytest.mark.slow
+                cases.append(pytest.param(choice, name, id=case, marks=marks))
+    return cases
+
+
 def tiny_config(**fields: Any) -> PlainViTConfig:
     """Return the config of a small model with unequal sizes."""
     return PlainViTConfig(**{**SIZES, **fields})
+
+
+def build(name: str = "plain", kind: Any = PlainViTForImageClassification, **fields: Any) -> Any:
+    """Return a small model of a variation in evaluation mode, whose every parameter differs."""
+    return randomize_(kind(tiny_config(**{**VARIATIONS[name], **fields}))).eval()
 
 
 def pixels(batch: int = 2, height: int = 24, width: int = 56, channels: int = 3, seed: int = 1) -> torch.Tensor:

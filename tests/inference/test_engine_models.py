@@ -1,12 +1,12 @@
 """Models that run in an engine: their numbers, what they refuse, and the scripts and commands that take them."""
 
 import copy
+import functools
 import json
 import multiprocessing
 import pickle
 import shutil
-import subprocess
-import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,28 @@ from plain_vit.cli import main
 from plain_vit.conversion import EngineOptions, from_checkpoint, open_exported, openvino_runtime, to_checkpoint
 from plain_vit.errors import CheckpointError, ExportError, OutputExistsError, PreparedModelError, TrainingError
 from plain_vit.training.models import weights_hash
-from tests.conftest import randomize_
-from tests.tiny import VARIATIONS, difference, pixels, tiny_config
+from tests import tiny
+from tests.processes import run_forked
+from tests.sizes import draws, few
+from tests.tiny import difference, pixels
 from tests.training.runs import PYTHON, TORCHRUN, launch, open_script
 
 extraction, prediction = open_script("extract_features"), open_script("predict")
 REORDERED = 1e-5
 ENGINES = ["onnx", "openvino"]
+LABELS = {number: f"class {number}" for number in range(7)}
 IMAGES = 23
 
+pytestmark = pytest.mark.usefixtures("traced_once")
 
-def build(name: str = "plain", kind: Any = PlainViTForImageClassification, **fields: Any) -> Any:
-    """Return a model in evaluation mode whose every parameter differs."""
-    return randomize_(kind(tiny_config(**{**VARIATIONS[name], **fields}))).eval()
+
+build = functools.partial(tiny.build, id2label=LABELS, label2id={name: number for number, name in LABELS.items()})
+
+
+def run(folder: Path, program: str, *arguments: object) -> str:
+    """Run a program in a process of its own, with an end; return what it printed."""
+    (folder / "program.py").write_text(textwrap.dedent(program))
+    return run_forked([str(folder / "program.py"), *map(str, arguments)])
 
 
 @pytest.fixture(autouse=True)
@@ -57,11 +66,10 @@ def threads() -> Any:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folders(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
     """A saved classifier and encoder, each exported to each engine; no test writes there."""
     folder = tmp_path_factory.mktemp("folders")
-    labels = {number: f"class {number}" for number in range(7)}
-    classifier = build(id2label=labels, label2id={name: number for number, name in labels.items()})
+    classifier = build()
     height, width = classifier.config.image_shape
     processor = PlainViTImageProcessor(size={"height": height, "width": width})
     for name, model in {"classifier": classifier, "encoder": classifier.base_model}.items():
@@ -131,57 +139,58 @@ def test_images_of_a_batch_stay_in_their_order_when_it_is_divided() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["torch", *ENGINES])
-def test_threads_that_share_a_model_get_the_numbers_of_one(engine: str, folders: Path) -> None:
-    """In a process of its own, with an end: calls that meet may wait for each other for ever."""
-    code = (
-        "import sys, torch\n"
-        "from concurrent.futures import ThreadPoolExecutor\n"
-        "from plain_vit import PlainViTForImageClassification, prepare_for_inference\n"
-        "torch.set_num_threads(2)\n"
-        "torch.set_grad_enabled(False)\n"
-        "model = PlainViTForImageClassification.from_pretrained(sys.argv[1])\n"
-        "for batch_size in (1, 8):\n"
-        "    prepared = prepare_for_inference(model, engine=sys.argv[2], batch_size=batch_size)\n"
-        "    size = (3, *model.config.image_shape)\n"
-        "    batches = [torch.randn(count, *size) for count in (batch_size, batch_size + 3) for _ in range(10)]\n"
-        "    expected = [prepared(images).logits for images in batches]\n"
-        "    def call(number):\n"
-        "        torch.set_grad_enabled(False)\n"
-        "        return prepared(batches[number % 20]).logits\n"
-        "    with ThreadPoolExecutor(4) as pool:\n"
-        "        found = list(pool.map(call, range(200)))\n"
-        "    assert all(torch.equal(each, expected[number % 20]) for number, each in enumerate(found)), batch_size\n"
-    )
-    command = [sys.executable, "-c", code, str(folders / "classifier"), engine]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
+def test_threads_that_share_a_model_get_the_numbers_of_one(folders: Path, tmp_path: Path) -> None:
+    """In a process of its own: calls that meet may wait for each other for ever."""
+    program = """
+        import sys, torch
+        from concurrent.futures import ThreadPoolExecutor
+        from plain_vit import PlainViTForImageClassification, prepare_for_inference
+        from plain_vit.conversion import open_exported
+        torch.set_num_threads(2)
+        torch.set_grad_enabled(False)
+        model = PlainViTForImageClassification.from_pretrained(sys.argv[1])
+        for engine in ("torch", "onnx", "openvino"):
+            for batch_size in (1, 8):
+                if engine == "torch":
+                    prepared = prepare_for_inference(model, batch_size=batch_size)
+                else:
+                    prepared = open_exported(f"{sys.argv[1]}-{engine}", batch_size=batch_size)
+                size = (3, *model.config.image_shape)
+                batches = [torch.randn(count, *size) for count in (batch_size, batch_size + 3) for _ in range(5)]
+                expected = [prepared(images).logits for images in batches]
+                def call(number):
+                    torch.set_grad_enabled(False)
+                    return prepared(batches[number % 10]).logits
+                with ThreadPoolExecutor(4) as pool:
+                    found = list(pool.map(call, range(100)))
+                same = [torch.equal(each, expected[number % 10]) for number, each in enumerate(found)]
+                assert all(same), (engine, batch_size)
+    """
+    run(tmp_path, program, folders / "classifier")
 
 
 @pytest.mark.slow
-def test_threads_that_open_their_first_model_at_once_share_one_core(folders: Path) -> None:
-    code = (
-        "import sys, threading, time, openvino\n"
-        "from plain_vit.conversion import open_exported\n"
-        "made, begin, all_at_once = [], openvino.Core.__init__, threading.Barrier(2)\n"
-        "def counted(core, *args):\n"
-        "    made.append(core)\n"
-        "    time.sleep(0.5)\n"
-        "    begin(core, *args)\n"
-        "openvino.Core.__init__ = counted\n"
-        "def opened():\n"
-        "    all_at_once.wait()\n"
-        "    open_exported(sys.argv[1])\n"
-        "threads = [threading.Thread(target=opened) for _ in range(2)]\n"
-        "for thread in threads:\n"
-        "    thread.start()\n"
-        "for thread in threads:\n"
-        "    thread.join()\n"
-        "print(len(made))\n"
-    )
-    command = [sys.executable, "-c", code, str(folders / "classifier-openvino")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+def test_threads_that_open_their_first_model_at_once_share_one_core(folders: Path, tmp_path: Path) -> None:
+    program = """
+        import sys, threading, time, openvino
+        from plain_vit.conversion import open_exported
+        made, begin, all_at_once = [], openvino.Core.__init__, threading.Barrier(2)
+        def counted(core, *args):
+            made.append(core)
+            time.sleep(0.5)
+            begin(core, *args)
+        openvino.Core.__init__ = counted
+        def opened():
+            all_at_once.wait()
+            open_exported(sys.argv[1])
+        threads = [threading.Thread(target=opened) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(len(made))
+    """
+    assert run(tmp_path, program, folders / "classifier-openvino") == "1\n"
 
 
 @pytest.mark.slow
@@ -232,7 +241,7 @@ def test_streams_with_other_numbers_than_one_stream_are_refused(
     open_exported(tmp_path / "one", batch_size=7)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_streams_have_the_numbers_of_the_model_in_every_process(tmp_path: Path) -> None:
     """Where streams made their kernels at the same time, 4 to 12% of processes computed wrong numbers."""
     config = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 2}
@@ -241,15 +250,16 @@ def test_streams_have_the_numbers_of_the_model_in_every_process(tmp_path: Path) 
     images = pixels(8, 224, 224)
     with torch.no_grad():
         torch.save({"images": images, "logits": model(images).logits}, tmp_path / "expected")
-    code = (
-        "import sys, torch; torch.set_num_threads(2)\n"
-        "from plain_vit.conversion import open_exported\n"
-        "expected = torch.load(sys.argv[2])\n"
-        "found = open_exported(sys.argv[1], batch_size=8)(expected['images']).logits\n"
-        "sys.exit(bool((found - expected['logits']).abs().max() > 1e-5 * expected['logits'].abs().max()))"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "graph"), str(tmp_path / "expected")]
-    assert [subprocess.run(command, check=False).returncode for _ in range(20)] == [0] * 20
+    program = """
+        import sys, torch
+        from plain_vit.conversion import open_exported
+        torch.set_num_threads(2)
+        expected = torch.load(sys.argv[2])
+        found = open_exported(sys.argv[1], batch_size=8)(expected["images"]).logits
+        assert (found - expected["logits"]).abs().max() < 1e-5 * expected["logits"].abs().max()
+    """
+    for _ in range(draws(2, nightly=20)):
+        run(tmp_path, program, tmp_path / "graph", tmp_path / "expected")
 
 
 @pytest.mark.slow
@@ -287,7 +297,7 @@ def test_threads_that_share_loops_freely_give_the_same_bits(monkeypatch: pytest.
 
 
 @pytest.fixture(scope="module")
-def prepared_models() -> dict[str, Any]:
+def prepared_models(traced_once: None) -> dict[str, Any]:
     """A model prepared for each engine, with packed weights; the graph's own folder is gone."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(inference, "is_worth_packing", lambda dtype: True)
@@ -309,14 +319,16 @@ def test_copies_and_pickles_run_the_same_graph(engine: str, prepared_models: dic
 
 
 @pytest.mark.slow
-def test_started_processes_run_every_engine(prepared_models: dict[str, Any]) -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        for engine, model in prepared_models.items():
-            found = pool.apply(model, (pixels(),)).logits
-            assert difference(found, model(pixels()).logits) < REORDERED, engine
-    jobs = [joblib.delayed(model)(pixels()) for model in prepared_models.values()]
-    for model, found in zip(prepared_models.values(), joblib.Parallel(n_jobs=2)(jobs), strict=True):
-        assert difference(found.logits, model(pixels()).logits) < REORDERED
+@pytest.mark.parametrize("way", few(["spawn", "joblib"], 1))
+def test_started_processes_run_every_engine(way: str, prepared_models: dict[str, Any]) -> None:
+    models, images = prepared_models.values(), pixels()
+    if way == "spawn":
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found = [pool.apply(model, (images,)).logits for model in models]
+    else:
+        found = [each.logits for each in joblib.Parallel(n_jobs=2)(joblib.delayed(model)(images) for model in models)]
+    for engine, model, logits in zip(prepared_models, models, found, strict=True):
+        assert difference(logits, model(images).logits) < REORDERED, engine
 
 
 def add_logits(batch: dict[str, Any], model: Any) -> dict[str, Any]:
@@ -362,7 +374,7 @@ def test_a_forked_process_refuses_the_graph_of_the_one_before(engine: str, prepa
 
 @pytest.mark.slow
 def test_the_model_itself_is_unchanged() -> None:
-    model = build()
+    model = build(num_hidden_layers=1)  # which is traced here
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for engine in ENGINES:
         prepare_for_inference(model, engine=engine)
@@ -385,21 +397,19 @@ def test_transformers_pipeline_takes_it(folders: Path, images: Path) -> None:
 
 
 @pytest.mark.slow
-def test_signals_arrive_after_models_have_come_and_gone(folders: Path) -> None:
+def test_signals_arrive_after_models_have_come_and_gone(folders: Path, tmp_path: Path) -> None:
     """Two `openvino.Core` that end in the order in which they began leave signals a stack that is gone."""
-    code = (
-        "import gc, os, signal, sys\n"
-        "from plain_vit.conversion import open_exported\n"
-        "opened = [open_exported(sys.argv[1]) for _ in range(2)]\n"
-        "while opened:\n"
-        "    del opened[0]\n"
-        "    gc.collect()\n"
-        "signal.signal(signal.SIGINT, lambda *_: print('arrived', flush=True))\n"
-        "os.kill(os.getpid(), signal.SIGINT)\n"
-    )
-    command = [sys.executable, "-c", code, str(folders / "classifier-openvino")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "arrived\n"), done.stderr
+    program = """
+        import gc, os, signal, sys
+        from plain_vit.conversion import open_exported
+        opened = [open_exported(sys.argv[1]) for _ in range(2)]
+        while opened:
+            del opened[0]
+            gc.collect()
+        signal.signal(signal.SIGINT, lambda *_: print("arrived", flush=True))
+        os.kill(os.getpid(), signal.SIGINT)
+    """
+    assert run(tmp_path, program, folders / "classifier-openvino") == "arrived\n"
 
 
 # What is refused
@@ -429,7 +439,7 @@ def test_what_a_graph_does_not_have_is_refused(engine: str, folders: Path) -> No
 
 @pytest.mark.slow
 def test_a_graph_of_any_size_takes_multiples_of_the_patches_only(tmp_path: Path) -> None:
-    model = build()
+    model = build(num_hidden_layers=1)
     to_checkpoint(model, tmp_path / "any", format="onnx", engine_options=EngineOptions(dynamic_size=True))
     opened: Any = open_exported(tmp_path / "any")
     images = pixels(2, 40, 28)
@@ -532,10 +542,11 @@ def run_both(script: Any, arguments: Any, tmp_path: Path, plain: dict[str, Any],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    ("feature", "exported"), [("pooled", True), ("cls_mean", True), ("patches", True), ("patches", False)]
-)
+    ("feature", "engine", "exported"),
+    [("pooled", "onnx", True), ("cls_mean", "openvino", True), ("patches", "onnx", False),
+     ("patches", "openvino", False)],
+)  # fmt: skip
 def test_features_from_an_engine_are_those_of_torch(
     feature: str, engine: str, exported: bool, folders: Path, images: Path, tmp_path: Path
 ) -> None:

@@ -19,16 +19,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from plain_vit import PlainViTForImageClassification, attention_plain_vit, layers_plain_vit, modeling_plain_vit
 from plain_vit.attention_plain_vit import DEFAULT_ATTENTION, FAST_ATTENTION, LONGEST_PRODUCTS
 from plain_vit.heads_plain_vit import POOLERS
-from tests.conftest import randomize_
-from tests.tiny import VARIATIONS, difference, pixels, tiny_config
+from tests.tiny import VARIATIONS, build, difference, pixels, tiny_config
 
 REORDERED = 1e-5  # sums are taken in another order
 OF_CLASS_TOKEN = sorted(name for name, fields in VARIATIONS.items() if fields.get("pooling", "cls") == "cls")
-
-
-def build(name: str = "plain", **fields: Any) -> Any:
-    """Return a classifier in evaluation mode whose every parameter differs."""
-    return randomize_(PlainViTForImageClassification(tiny_config(**VARIATIONS[name], **fields))).eval()
 
 
 def fused(

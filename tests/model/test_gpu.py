@@ -24,9 +24,8 @@ from plain_vit.training.hardware.precision import tf32
 from plain_vit.training.hardware.processes import start_accelerator
 from plain_vit.training.optimization import MovingAverage, orthogonalised
 from plain_vit.training.run.folder import read_log
-from tests.conftest import randomize_
 from tests.model.test_packed import GRIDS, MANY, images_of, packed, padded
-from tests.tiny import VARIATIONS, difference, pixels, tiny_config
+from tests.tiny import VARIATIONS, build, difference, pixels
 from tests.training.runs import PYTHON, launch, launch_and_kill, save_plain_vit
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -43,11 +42,6 @@ DIGITS = {
 def _nondeterministic() -> None:
     """Let operations run that have no deterministic kernel on a GPU."""
     torch.use_deterministic_algorithms(False)
-
-
-def build(**fields: Any) -> Any:
-    """Return a small model on the CPU whose every parameter differs."""
-    return randomize_(PlainViTForImageClassification(tiny_config(**fields))).eval()
 
 
 @pytest.mark.parametrize("name", sorted(VARIATIONS))

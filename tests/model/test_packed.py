@@ -13,7 +13,7 @@ from plain_vit.conversion import from_module
 from plain_vit.layers_plain_vit import cut_patches
 from tests.conftest import randomize_
 from tests.sources.transformers_models import CASES, NAFLEX, tower_of
-from tests.tiny import VARIATIONS, difference, tiny_config
+from tests.tiny import VARIATIONS, build, difference, tiny_config
 
 TOLERANCE = 1e-5
 GRIDS = [(3, 4), (5, 2), (1, 7), (3, 4), (2, 2)]  # (3, 4) is the native one
@@ -57,25 +57,14 @@ def tokens_by_image(model: Any, outputs: Any, grids: list[tuple[int, int]]) -> l
     return [row[:length] for row, length in zip(outputs.last_hidden_state, lengths, strict=True)]
 
 
-def model_of(name: str, **settings: Any) -> Any:
-    """Return a classifier of a variation, every parameter random."""
-    return randomize_(PlainViTForImageClassification(tiny_config(**{**VARIATIONS[name], **settings}))).eval()
-
-
-@pytest.mark.slow(
-    quick=[
-        "registers-sdpa",
-        "linear_patches-sdpa",
-        "rotary-eager",
-        "differential-sdpa",
-        "no_projection-eager",
-        "cls_mean-sdpa",
-    ]
-)
+@pytest.mark.slow(quick=[
+    "registers-sdpa", "linear_patches-sdpa", "rotary-eager", "differential-sdpa", "no_projection-eager",
+    "cls_mean-sdpa",
+])  # fmt: skip
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", MANY)
 def test_each_image_gets_the_tokens_and_logits_that_it_gets_alone(name: str, attention: str) -> None:
-    model = model_of(name)
+    model = build(name)
     model.set_attn_implementation(attention)
     patch = model.config.patch_shape
     images = images_of(GRIDS, patch)
@@ -92,7 +81,7 @@ def test_each_image_gets_the_tokens_and_logits_that_it_gets_alone(name: str, att
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "mean_max", "cls_mean", "map", "query", "prr"])
 @pytest.mark.parametrize("over_prefix", [False, True])
 def test_padding_is_in_no_pooling(pooling: str, over_prefix: bool) -> None:
-    model = model_of("registers", pooling=pooling, pool_prefix_tokens=over_prefix)
+    model = build("registers", pooling=pooling, pool_prefix_tokens=over_prefix)
     images = images_of(GRIDS, (8, 14))
     alone = torch.cat([model(image).logits for image in images])
     for inputs in (padded(images, (8, 14), extra=2), packed(images, (8, 14))):
@@ -104,7 +93,7 @@ def test_padding_is_in_no_pooling(pooling: str, over_prefix: bool) -> None:
 def test_the_gradients_are_those_of_the_images_alone(form: Callable[..., dict[str, torch.Tensor]]) -> None:
     labels = torch.tensor([3, 1, 6, 0, 2])
     for name in ("plain", "factorized", "rotary_mixed"):
-        model, again = model_of(name, pooling="mean"), model_of(name, pooling="mean")
+        model, again = build(name, pooling="mean"), build(name, pooling="mean")
         images = images_of(GRIDS, (8, 14))
         model(**form(images, (8, 14)), labels=labels).loss.backward()
         logits = torch.cat([again(image).logits for image in images])
@@ -115,7 +104,7 @@ def test_the_gradients_are_those_of_the_images_alone(form: Callable[..., dict[st
 
 
 def test_checkpointed_training_of_packed_images_gives_the_same_gradients() -> None:
-    model, again = model_of("plain").train(), model_of("plain").train()
+    model, again = build("plain").train(), build("plain").train()
     again.gradient_checkpointing_enable()
     inputs = packed(images_of(GRIDS, (8, 14)), (8, 14))
     for one in (model, again):
@@ -125,7 +114,7 @@ def test_checkpointed_training_of_packed_images_gives_the_same_gradients() -> No
 
 
 def test_stochastic_depth_drops_whole_images_of_a_packed_batch() -> None:
-    model = model_of("plain", drop_path_rate=0.5).train()
+    model = build("plain", drop_path_rate=0.5).train()
     images = images_of([(2, 3), (1, 4), (3, 3)], (8, 14))
     drawn = torch.tensor([0.1, 0.9, 0.7])[:, None, None]
     for layer in model.vit.layers:
@@ -140,7 +129,7 @@ def test_stochastic_depth_drops_whole_images_of_a_packed_batch() -> None:
 
 
 def test_attention_weights_of_packed_images_are_zero_between_images() -> None:
-    model = model_of("plain")
+    model = build("plain")
     images = images_of([(2, 3), (1, 4)], (8, 14))
     weights = model(**packed(images, (8, 14)), output_attentions=True).attentions
     alone = [model(image, output_attentions=True).attentions for image in images]
@@ -153,7 +142,7 @@ def test_attention_weights_of_packed_images_are_zero_between_images() -> None:
 
 
 def test_packed_images_meet_no_product_of_all_tokens() -> None:
-    model = model_of("plain")
+    model = build("plain")
     products = []
 
     def watch(
@@ -171,7 +160,7 @@ def test_packed_images_meet_no_product_of_all_tokens() -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_source_combines_with_many_sizes_is_refused(name: str) -> None:
     for variation in [variation for variation in VARIATIONS if variation.startswith(name)]:
-        model = model_of(variation)
+        model = build(variation)
         with pytest.raises(ValueError, match=r"images of many sizes are not combined with .* by any source"):
             model(**packed(images_of(GRIDS, model.config.patch_shape), model.config.patch_shape))
 
@@ -207,12 +196,12 @@ IMPOSSIBLE = {
 def test_inputs_that_contradict_each_other_are_refused(case: str) -> None:
     changes, expected = IMPOSSIBLE[case]
     with pytest.raises(ValueError, match=expected):
-        model_of("plain")(**_changed(**changes))
+        build("plain")(**_changed(**changes))
 
 
 def test_grids_that_are_no_tensor_are_refused() -> None:
     with pytest.raises(TypeError, match="spatial_shapes is a list: expected a tensor"):
-        model_of("plain")(**_changed(spatial_shapes=GRIDS))
+        build("plain")(**_changed(spatial_shapes=GRIDS))
 
 
 def test_what_is_for_images_of_one_size_says_so() -> None:
@@ -224,10 +213,10 @@ def test_what_is_for_images_of_one_size_says_so() -> None:
     for kind in (PlainViTBackbone, PlainViTForMaskedImageModeling):
         with pytest.raises((ValueError, TypeError), match="spatial_shapes|image"):
             kind(config)(**inputs)
-    model = model_of("plain", patch_dropout_prob=0.5).train()
+    model = build("plain", patch_dropout_prob=0.5).train()
     with pytest.raises(ValueError, match="patch dropout is not combined with images of many sizes"):
         model(**inputs)
-    model = model_of("plain")
+    model = build("plain")
     model.config._attn_implementation = "flex_attention"
     with pytest.raises(ValueError, match="cannot leave out padding"):
         model(**padded(images_of(GRIDS, (8, 14)), (8, 14)))
