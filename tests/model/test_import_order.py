@@ -9,6 +9,7 @@ import pytest
 
 import plain_vit
 from tests import ROOT
+from tests.model import bare
 from tests.tiny import tiny_config
 
 pytestmark = pytest.mark.slow
@@ -36,15 +37,6 @@ ORDERS = {
     "a part of the package alone": "import plain_vit.errors",
     "the conversion alone": "from plain_vit.conversion import from_checkpoint",
 }
-SPAWNED = """
-import multiprocessing
-import sys
-from answer import use  # the file that a worker imports too
-
-if __name__ == "__main__":
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        print(pool.apply(use, (sys.argv[1],)))
-"""
 SENT = """
 import multiprocessing
 import sys
@@ -70,29 +62,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(program: str, folder: Path, cwd: Path) -> str:
-    """Run a program on the folder in a process of its own; return its last line."""
-    (cwd / "program.py").write_text(program)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(cwd / "home"), "HF_HUB_OFFLINE": "1"}
-    words = [sys.executable, "program.py", str(folder)]
-    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert not list((cwd / "home").rglob("modeling_plain_vit.py")), "the code of the folder was used"
-    return done.stdout.strip().splitlines()[-1]
+def check_unused(home: Path) -> None:
+    assert not list(home.rglob("modeling_plain_vit.py")), "the code of the folder was used"
 
 
 @pytest.mark.parametrize("imports", ORDERS.values(), ids=ORDERS.keys())
 def test_any_order_of_imports_serves(imports: str, folder: Path, tmp_path: Path) -> None:
-    assert run(f"import sys\n{imports}\n{USE}\nprint(use(sys.argv[1]))", folder, tmp_path) == ANSWER
-
-
-def test_a_spawned_worker_knows_the_classes_that_its_module_imported(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "answer.py").write_text(f"import plain_vit\n{USE}")
-    assert run(SPAWNED, folder, tmp_path) == ANSWER
+    program = f"import sys\n{imports}\n{USE}\nprint(use(sys.argv[1]))"
+    printed = bare.run(program, folder, cwd=ROOT, home=tmp_path / "home")
+    assert printed.splitlines()[-1] == ANSWER
+    check_unused(tmp_path / "home")
 
 
 def test_a_spawned_worker_knows_the_classes_once_it_was_sent_anything_of_the_package(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "answer.py").write_text(f"{USE}\ndef answer_with(config, folder):\n    return use(folder)\n")
-    assert run(SENT, folder, tmp_path) == ANSWER
+    (tmp_path / "program.py").write_text(SENT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    words = [sys.executable, "program.py", str(folder)]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == ANSWER
+    check_unused(tmp_path / "home")
