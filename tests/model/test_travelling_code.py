@@ -33,6 +33,7 @@ from plain_vit import (
 )
 from tests import ROOT
 from tests.conftest import randomize_
+from tests.model import bare
 from tests.releases import IS_LOCAL_CODE_PREFERRED
 from tests.sources.transformers_models import tiny_transformers
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
@@ -46,24 +47,14 @@ LABELS = dict(enumerate(["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]))
 FOLDERS: dict[str, dict[str, Any]] = {
     "plain": {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}},
     "bare": {"use_mask_token": True, "out_indices": [1, 3], "initialization": "google", **VARIATIONS["registers"]},
-    "branches": VARIATIONS["branches"],
+    "branches": {**VARIATIONS["branches"], **VARIATIONS["rotary_mixed"]},
     "map": {**VARIATIONS["map"], "patch_size": 8},
-    "rotary": VARIATIONS["rotary_mixed"],
     "differential": {**VARIATIONS["differential"], **VARIATIONS["linear_patches"]},
 }
 REORDERED = 1e-5  # other releases of torch add in another order
 
 # Runs in a process that cannot import plain_vit: opens each folder in every way and writes down what it computes.
 WITHOUT_PACKAGE = """
-import sys
-
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "plain_vit":
-            raise ModuleNotFoundError(f"{name} must not be imported here")
-
-sys.meta_path.insert(0, Refuse())
-
 from pathlib import Path
 import torch
 from PIL import Image
@@ -144,15 +135,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def open_without_package(root: Path, source: str, target: str, python: str | Path = sys.executable) -> dict[str, Any]:
+def open_without_package(root: Path, source: str, target: str, python: Path | None = None) -> dict[str, Any]:
     """Open the folders in `source` in a process without the package; return what they compute, saved into `target`."""
-    environment = {**os.environ, "HF_HOME": str(root / f"cache_{target}"), "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONPATH", None)
-    process = subprocess.run(
-        [python, "-c", WITHOUT_PACKAGE, root / source, root / target, root],
-        cwd=root, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr
+    program, home = bare.REFUSE + WITHOUT_PACKAGE, root / f"cache_{target}"
+    arguments = root / source, root / target, root
+    if python is None:
+        bare.run(program, *arguments, cwd=root, home=home)
+    else:
+        environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+        environment.pop("PYTHONPATH", None)
+        words = [python, "-c", program, *arguments]
+        process = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True)
+        assert process.returncode == 0, process.stderr
     return torch.load(root / f"{target}.pt")
 
 
@@ -354,13 +348,6 @@ OPEN_MINE = """
 import sys
 from pathlib import Path
 
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("plain_vit", "mine") and sys.argv[3] == "without":
-            raise ModuleNotFoundError(f"{name} must not be imported here")
-
-sys.meta_path.insert(0, Refuse())
-
 import torch
 from transformers import AutoBackbone, AutoConfig, AutoModel, AutoModelForImageClassification
 
@@ -388,17 +375,8 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mine")
     (folder / "mine.py").write_text(MINE)
     torch.save(pixels(), folder / "pixels.pt")
-    run(SAVE_MINE, folder, folder / "saved", cwd=ROOT)
+    bare.run(SAVE_MINE, folder, folder / "saved", cwd=ROOT, home=folder / "cache")
     return folder
-
-
-def run(code: str, *arguments: Any, cwd: Path) -> None:
-    """Run code in a process of its own."""
-    environment = {**os.environ, "HF_HOME": str(arguments[0]) + "_cache", "HF_HUB_OFFLINE": "1"}
-    process = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True
-    )
-    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.slow
@@ -423,7 +401,8 @@ def test_a_subclass_s_folder_names_no_file_that_is_not_there(mine: Path) -> None
 @pytest.mark.parametrize("package", ["without", *(["with"] if IS_LOCAL_CODE_PREFERRED else [])])
 def test_a_subclass_s_folder_opens(mine: Path, package: str) -> None:
     root = ROOT if package == "with" else mine
-    run(OPEN_MINE, mine / "saved", mine / "pixels.pt", package, cwd=root)
+    program = bare.REFUSE + OPEN_MINE if package == "without" else OPEN_MINE
+    bare.run(program, mine / "saved", mine / "pixels.pt", package, cwd=root, home=mine / f"cache_{package}")
 
 
 def test_an_entry_whose_file_is_elsewhere_is_kept_or_falls_back_to_ours(tmp_path: Path) -> None:
