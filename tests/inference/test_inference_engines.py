@@ -29,16 +29,14 @@ from plain_vit.errors import DataError, ExportError, MissingPackageError, Verifi
 from plain_vit_command import ENGINE_OPTIONS, PRECISIONS
 from plain_vit_command import ENGINES as NAMES
 from tests.conftest import randomize_
-from tests.tiny import VARIATIONS, difference, pixels, tiny_config
+from tests.sizes import NIGHTLY, few
+from tests.tiny import VARIATIONS, build, difference, pixels, tiny_config
 
 REORDERED = 1e-5
 SIZES = [(2, 40, 28), (1, 24, 56), (5, 16, 98), (3, 8, 28)]  # batch, height, width
 LABELS = ["cat", "dog", "owl", "fox", "bee", "ant", "elk"]
 
-
-def build(name: str = "plain", kind: Any = PlainViTForImageClassification, **fields: Any) -> Any:
-    """Return a model in evaluation mode whose every parameter differs."""
-    return randomize_(kind(tiny_config(**{**VARIATIONS[name], **fields}))).eval()
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 
 def processor() -> PlainViTImageProcessor:
@@ -83,26 +81,34 @@ def check(model: Any, name: str, engine: str, dynamic_size: bool, folder: Path) 
             assert difference(values, expected[output]) < REORDERED, (output, size)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("engine", ["onnx", "openvino"])
-@pytest.mark.parametrize("name", sorted(VARIATIONS))
-def test_every_variation_keeps_its_numbers(name: str, engine: str, tmp_path: Path) -> None:
-    model = build(name)
-    check(model, name, engine, False, tmp_path / "fixed")
-    check(model, name, engine, True, tmp_path / "any")
+# One of each class of parts, and models without a classifier.
+GRAPHS: list[tuple[str, Any]] = [(name, PlainViTForImageClassification) for name in (
+    "class_attention", "differential", "factorized", "relative_mlp", "rotary_centered", "swiglu_packed",
+)] + [("map", PlainViTModel), ("no_pooling", PlainViTModel)]  # fmt: skip
+if NIGHTLY:
+    GRAPHS = [(name, kind) for kind in (PlainViTForImageClassification, PlainViTModel) for name in sorted(VARIATIONS)]
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnx", "openvino"])
-@pytest.mark.parametrize("name", ["plain", "registers_last", "map", "no_pooling"])
-def test_a_model_without_a_classifier_gives_its_features(name: str, engine: str, tmp_path: Path) -> None:
-    check(build(name, PlainViTModel), name, engine, True, tmp_path / "pooled")
-    features = randomize_(PlainViTModel(tiny_config(**VARIATIONS[name]), add_pooling_layer=False)).eval()
-    exported: Any = to_checkpoint(features, tmp_path / "features", format=engine)
+@pytest.mark.parametrize("dynamic_size", few([True, False], 1))
+@pytest.mark.parametrize("name, kind", GRAPHS)
+def test_every_variation_keeps_its_numbers(
+    name: str, kind: Any, dynamic_size: bool, engine: str, tmp_path: Path
+) -> None:
+    check(build(name, kind, num_hidden_layers=2), name, engine, dynamic_size, tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", few(["plain", "registers_last", "map", "no_pooling"], 1))
+def test_a_model_that_does_not_pool_gives_its_tokens_alone(name: str, tmp_path: Path) -> None:
+    config = tiny_config(**{**VARIATIONS[name], "num_hidden_layers": 1})
+    features = randomize_(PlainViTModel(config, add_pooling_layer=False)).eval()
+    exported: Any = to_checkpoint(features, tmp_path / "features", format="onnx")
     assert [output["name"] for output in exported.description["outputs"]] == ["last_hidden_state"]
 
 
-# One model, saved and traced once
+# One model
 
 
 @pytest.fixture(scope="module")
@@ -116,16 +122,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def program(saved: Path) -> Any:
-    """Return its program for every size."""
-    return inference_engines.trace(PlainViTForImageClassification.from_pretrained(saved).eval(), True)
-
-
 @pytest.fixture
-def model(saved: Path, program: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the saved model; a later export of it does not trace it again."""
-    monkeypatch.setattr(inference_engines, "trace", lambda model, dynamic_size: program)
+def model(saved: Path) -> Any:
     return PlainViTForImageClassification.from_pretrained(saved).eval()
 
 

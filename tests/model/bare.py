@@ -46,6 +46,7 @@ for line in sys.stdin:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.chdir(order["cwd"])
+        os.environ.clear()
         os.environ.update(order["environment"])
         sys.argv[1:] = order["arguments"]
         exec(order["program"], vars(sys.modules["__main__"]))
@@ -57,11 +58,14 @@ for line in sys.stdin:
 """
 
 
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 @functools.cache
 def server() -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     started = subprocess.Popen(
-        [sys.executable, "-c", SERVER], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SERVER], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     atexit.register(started.communicate)
     return started
@@ -70,12 +74,12 @@ def server() -> subprocess.Popen[str]:
 def run(program: str, *arguments: object, cwd: Path, home: Path) -> str:
     """Run a program as `python -c PROGRAM ARGUMENTS...`, with a folder for Hugging Face's caches; return its output."""
     with tempfile.NamedTemporaryFile("r", suffix=".log") as log:
-        environment = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
-        order = {"program": program, "arguments": list(map(str, arguments)), "cwd": str(cwd), "log": log.name}
+        order = {"program": program, "arguments": list(map(str, arguments)), "cwd": str(cwd), "log": log.name,
+                 "environment": {**environment(), "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}}  # fmt: skip
         stdin, stdout = server().stdin, server().stdout
         assert stdin is not None
         assert stdout is not None
-        print(json.dumps({**order, "environment": environment}), file=stdin, flush=True)
+        print(json.dumps(order), file=stdin, flush=True)
         status, output = stdout.readline(), log.read()
     assert status == "0\n", output
     return output
