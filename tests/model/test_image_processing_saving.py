@@ -3,9 +3,6 @@
 import copy
 import importlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +23,7 @@ from transformers import (
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.image_processing_plain_vit import AUTO_MAP, PlainViTImageProcessor, PlainViTImageProcessorPil
 from tests import ROOT
+from tests.model import bare
 from tests.releases import IS_LOCAL_CODE_PREFERRED
 
 CLASSES = {"torchvision": PlainViTImageProcessor, "pil": PlainViTImageProcessorPil}
@@ -42,15 +40,6 @@ SETTINGS: dict[str, Any] = {
 
 # Runs in a process that cannot import plain_vit: opens what is named, saves it in every way, opens that again.
 WITHOUT_PACKAGE = """
-import sys
-
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "plain_vit":
-            raise ModuleNotFoundError(f"{name} must not be imported here")
-
-sys.meta_path.insert(0, Refuse())
-
 import json
 from pathlib import Path
 import numpy as np
@@ -126,16 +115,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory, image: Image.Image) -> Path:
 @pytest.fixture(scope="module")
 def opened_without_package(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
     """What the process without the package opened: for each folder and backend, the class and its origin."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PACKAGE, str(saved)],
-        cwd=saved,
-        env={**os.environ, "HF_HOME": str(tmp_path_factory.mktemp("hf_home"))},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    printed = bare.run(bare.REFUSE + WITHOUT_PACKAGE, saved, cwd=saved, home=tmp_path_factory.mktemp("hf_home"))
+    return json.loads(printed.splitlines()[-1])
 
 
 @pytest.fixture
@@ -335,8 +316,10 @@ def test_a_composite_processor_of_a_subclass_reloads_with_its_pixels(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beside_model", [True, False])
-@pytest.mark.parametrize("kind", ["Unregistered", "UnregisteredPil", "Registered"])
+@pytest.mark.parametrize(
+    "kind, beside_model",
+    [("Unregistered", True), ("UnregisteredPil", False), ("Registered", True), ("Registered", False)],
+)
 def test_a_subclass_s_folder_names_code_that_is_there_and_opens(
     kind: str, beside_model: bool, image: Image.Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,11 +342,6 @@ def test_a_subclass_s_folder_names_code_that_is_there_and_opens(
     image.save(tmp_path / "image.png")
     # The file of a registered one imports the package, and is a requirement on who loads it.
     package = "with" if kind == "Registered" else "without"
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf")}
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(folder), str(tmp_path), package],
-        cwd=ROOT if package == "with" else tmp_path,
-        env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    cwd = ROOT if package == "with" else tmp_path
+    bare.run(program, folder, tmp_path, package, cwd=cwd, home=tmp_path / "hf")
     assert np.array_equal(np.load(tmp_path / "got.npy"), expected)
