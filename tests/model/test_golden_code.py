@@ -4,10 +4,7 @@ The code of each version, as its `save_pretrained` wrote it, is in `tests/model/
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from plain_vit.configuration_plain_vit import AUTO_MAP
 from plain_vit.hub import push_folder
 from tests.conftest import randomize_
 from tests.hub.endpoint import HubEndpoint
+from tests.model import bare
 from tests.model.golden.save_this_version import golden_pixels
 from tests.model.test_golden import GOLDEN, REORDERED, VERSIONS
 from tests.tiny import difference
@@ -47,15 +45,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 # Runs without the package: argv are the folder to work in and, to save before all is opened, the fields of each model.
 ALONE = """
 import json
-import sys
 from pathlib import Path
-
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "plain_vit":
-            raise ModuleNotFoundError(f"{name} must not be imported here")
-
-sys.meta_path.insert(0, Refuse())
 
 import torch
 from transformers import AutoBackbone, AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
@@ -97,12 +87,7 @@ torch.save(found, root / "found.pt")
 
 def alone(root: Path, *arguments: str) -> dict[str, dict[str, torch.Tensor]]:
     """Let a process without the package open all that a folder of folders holds; return what each computes."""
-    environment = {**os.environ, "HF_HOME": str(root / "cache"), "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONPATH", None)
-    process = subprocess.run(
-        [sys.executable, "-c", ALONE, root, *arguments], cwd=root, env=environment, capture_output=True, text=True
-    )
-    assert process.returncode == 0, process.stderr
+    bare.run(bare.REFUSE + ALONE, root, *arguments, cwd=root, home=root / "cache")
     return torch.load(root / "found.pt")
 
 
