@@ -4,11 +4,12 @@ import asyncio
 import json
 import os
 import re
+import resource
+import runpy
 import shutil
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 import zlib
@@ -16,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from io import BytesIO
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTIm
 from plain_vit.cli import main
 from plain_vit.errors import CheckpointError
 from tests.conftest import randomize_
+from tests.processes import server
 from tests.releases import HAS_REGRESSION
 from tests.sizes import draws
 from tests.tiny import tiny_config
@@ -64,34 +67,41 @@ def exported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def serve(words: list[str], log: Path, descriptors: int) -> None:
+    """Be the service, with its output in a file and so many descriptors."""
+    os.setsid()
+    for output in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), output)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+
+
 @contextmanager
-def served(
-    folder: Path, log: Path, descriptors: int = 4096, **limits: object
-) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def served(folder: Path, log: Path, descriptors: int = 4096, **limits: object) -> Iterator[tuple[BaseProcess, str]]:
     """Start the service on a free port, with so many descriptors; return its process and address."""
-    options = [word for name, value in limits.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors), sys.executable,
-             EXAMPLES / "serve" / "app.py", folder, "--port", "0", "--threads", "1", *options],
-            env=environment, stdout=output, stderr=output, start_new_session=True,
-        )  # fmt: skip
+    options = {"port": 0, "threads": 1, **limits}
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    log.touch()
+    words = [str(EXAMPLES / "serve" / "app.py"), str(folder), *words]
+    process = server.Process(target=serve, args=(words, log, descriptors))
+    process.start()
     try:
         deadline = time.monotonic() + 180
         while not (found := re.search(r"running on http://(\S+)", log.read_text())):
-            assert process.poll() is None, log.read_text()
+            assert process.is_alive(), log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         yield process, found[1]
     finally:
         process.kill()
-        process.wait()
+        process.join()
 
 
-def end(process: subprocess.Popen[bytes], log: Path) -> dict[str, int]:
+def end(process: BaseProcess, log: Path) -> dict[str, int]:
     """Wait for a terminated server to end; return what it counted."""
-    assert process.wait(60) == -signal.SIGTERM
+    process.join(60)
+    assert process.exitcode == -signal.SIGTERM
     assert "Traceback" not in log.read_text(), log.read_text()
     (line,) = re.findall(r"Served: (.*)", log.read_text())
     return {name: int(number) for number, name in (part.split() for part in line.split(", "))}
@@ -948,7 +958,7 @@ def test_memory_is_flat_under_ten_times_the_load(exported: Path, tmp_path: Path)
     async def memory(address: str) -> list[float]:
         test, found = load_test.LoadTest(address, [tmp_path / "image.png"]), []
         for _ in range(4):
-            row = await test.measured("", 400, test.open_loop(400, 6))
+            row = await test.measured("", 400, test.open_loop(400, draws(2, nightly=6)))
             assert test.outcomes["sent"] == test.outcomes["answered"] + test.outcomes["refused"]
             found.append(row[-1])
         return found
