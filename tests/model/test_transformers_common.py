@@ -16,7 +16,8 @@ from plain_vit import (
     PlainViTModel,
 )
 from tests.conftest import randomize_
-from tests.tiny import VARIATIONS, difference, pixels, tiny_config
+from tests.sizes import NIGHTLY
+from tests.tiny import VARIATIONS, difference, in_turn, pixels, tiny_config
 
 HEADS: list[Any] = [
     PlainViTModel, PlainViTForImageClassification, PlainViTForMaskedImageModeling, PlainViTBackbone,
@@ -59,32 +60,24 @@ def test_pixels_come_first_and_the_patch_embedding_is_the_input_embedding(model_
 # Hidden states and attentions in every form
 
 
-@pytest.mark.slow(
-    quick=[
-        "False-shared_keys-PlainViTModel",
-        "True-map-PlainViTModel",
-        "True-query_block-PlainViTModel",
-        "True-shared_keys-PlainViTModel",
-        "False-linear_patches-PlainViTBackbone",
-        "False-map-PlainViTModel",
-    ]
-)
-@pytest.mark.parametrize("model_class", HEADS)
-@pytest.mark.parametrize("name", sorted(VARIATIONS))
-@pytest.mark.parametrize("by_config", [False, True])
-def test_hidden_states_and_attentions_are_all_there(model_class: Any, name: str, by_config: bool) -> None:
-    fields = VARIATIONS[name]
+@pytest.mark.parametrize("model_class, name", in_turn(HEADS, quick=[
+    "PlainViTModel-shared_keys", "PlainViTModel-map", "PlainViTModel-query_block", "PlainViTBackbone-linear_patches",
+]))  # fmt: skip
+def test_hidden_states_and_attentions_are_all_there(model_class: Any, name: str) -> None:
     asked = {"output_hidden_states": True, "output_attentions": True}
-    model = build(model_class, **{**fields, **(asked if by_config else {})})
-    outputs = model(pixels()) if by_config else model(pixels(), **asked)
-    config = model.config
+    model = build(model_class, **VARIATIONS[name])
+    outputs, config = model(pixels(), **asked), model.config
     last = config.num_register_tokens * config.register_tokens_last
     tokens = math.prod(config.grid_size) + config.num_prefix_tokens + last
     assert [tuple(state.shape) for state in outputs.hidden_states] == [(2, tokens, 40)] * 4
     assert [tuple(a.shape) for a in outputs.attentions] == [
         (2, config.num_attention_heads, tokens, tokens)
     ] * 3 * config.num_branches
-    without = model(pixels(), output_hidden_states=False, output_attentions=False)
+    by_config = build(model_class, **VARIATIONS[name], **asked)
+    found = by_config(pixels())
+    assert all(map(torch.equal, found.hidden_states, outputs.hidden_states))
+    assert all(map(torch.equal, found.attentions, outputs.attentions))
+    without = by_config(pixels(), output_hidden_states=False, output_attentions=False)
     assert without.hidden_states is None
     assert without.attentions is None
 
@@ -131,27 +124,29 @@ def test_gradients_are_kept_where_asked(model_class: Any) -> None:
 # Attention
 
 
+# One of each class of attentions and of poolings that attend; the kernel is the same. transformers' flex attention adds
+# a relative bias of the first head to all: it is refused (`test_positions.py`).
+FLEXIBLE = ["branches", "differential", "map", "query_attention", "rms_per_head", "rotary", "shared_keys", "wide_heads"]
+if NIGHTLY:
+    FLEXIBLE = [name for name in sorted(VARIATIONS) if not name.startswith("relative")]
+
+
 @pytest.mark.slow(quick=["sdpa-learned_2d"])
 @pytest.mark.parametrize(
-    ("attention", "name"),
-    [
-        (attention, name)
-        for attention in ("sdpa", "flex_attention")
-        for name in sorted(VARIATIONS)
-        # transformers' flex attention adds the bias of the first head to all: it is refused (`test_positions.py`).
-        if not (attention == "flex_attention" and name.startswith("relative"))
-    ],
+    "attention, name",
+    [*(("sdpa", name) for name in sorted(VARIATIONS)), *(("flex_attention", name) for name in FLEXIBLE)],
 )
 def test_attention_implementations_agree(name: str, attention: str) -> None:
     model = build(**VARIATIONS[name])
     model.set_attn_implementation("eager")
+    images = pixels(2, 40, 28) if name != "truncate" else pixels()
     with torch.no_grad():
-        expected = model(pixels(2, 40, 28) if name != "truncate" else pixels()).logits
+        expected = model(images).logits
         model.set_attn_implementation(attention)
         assert {module.config._attn_implementation for module in model.modules() if hasattr(module, "config")} == {
             attention
         }
-        found = model(pixels(2, 40, 28) if name != "truncate" else pixels()).logits
+        found = model(images).logits
     assert difference(found, expected) < REORDERED
 
 
