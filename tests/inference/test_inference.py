@@ -13,7 +13,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-import plain_vit
 from plain_vit import (
     PlainViTBackbone,
     PlainViTForImageClassification,
@@ -21,14 +20,16 @@ from plain_vit import (
     PlainViTModel,
     environment,
     inference,
+    prepare_for_inference,
 )
 from plain_vit.attention_plain_vit import FAST_ATTENTION, PlainViTAttention
 from plain_vit.cuda_graphs import CudaGraphs, is_unseen
 from plain_vit.errors import PreparedModelError
-from plain_vit.inference import JoinedAttention, PackedLinear, prepare_for_inference, simplify
+from plain_vit.inference import JoinedAttention, PackedLinear, simplify
 from plain_vit.layers_plain_vit import LayerScale
 from tests.conftest import randomize_
-from tests.tiny import VARIATIONS, difference, pixels, tiny_config
+from tests.sizes import few
+from tests.tiny import VARIATIONS, build, difference, pixels, tiny_config
 
 REORDERED = 1e-5  # sums are taken in another order, gains are multiplied in before
 
@@ -42,27 +43,16 @@ def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
     return is_packed
 
 
-def build(name: str = "plain", kind: Any = PlainViTForImageClassification, **fields: Any) -> Any:
-    """Return a model in evaluation mode whose every parameter differs."""
-    return randomize_(kind(tiny_config(**{**VARIATIONS[name], **fields}))).eval()
-
-
 def first(outputs: Any) -> torch.Tensor:
     """Return the first tensor of an output."""
     value = outputs.to_tuple()[0]
     return value if isinstance(value, torch.Tensor) else value[0]
 
 
-@pytest.mark.slow(
-    quick=[
-        "packed-learned_2d",
-        "packed-projection",
-        "packed-rms_all_heads",
-        "not packed-differential",
-        "not packed-max",
-        "not packed-parallel",
-    ]
-)
+@pytest.mark.slow(quick=[
+    "packed-learned_2d", "packed-projection", "packed-rms_all_heads", "not packed-differential", "not packed-max",
+    "not packed-parallel",
+])  # fmt: skip
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 def test_in_float32_the_logits_stay_within_rounding(name: str) -> None:
     model = build(name)
@@ -72,16 +62,10 @@ def test_in_float32_the_logits_stay_within_rounding(name: str) -> None:
             assert difference(prepared(images).logits, model(images).logits) < REORDERED
 
 
-@pytest.mark.slow(
-    quick=[
-        "packed-learned_2d",
-        "packed-prr",
-        "packed-rotary",
-        "not packed-learned_2d",
-        "not packed-relative_table",
-        "not packed-rotary",
-    ]
-)
+@pytest.mark.slow(quick=[
+    "packed-learned_2d", "packed-prr", "packed-rotary", "not packed-learned_2d", "not packed-relative_table",
+    "not packed-rotary",
+])  # fmt: skip
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 def test_in_bfloat16_they_are_as_near_to_float32_as_the_model_in_bfloat16(name: str) -> None:
     model, images = build(name), pixels(16)
@@ -364,10 +348,6 @@ def test_what_a_copy_of_that_code_would_lose_is_refused(change: str, tmp_path: P
         prepare_for_inference(travelled)
 
 
-def test_it_is_a_public_name() -> None:
-    assert plain_vit.prepare_for_inference is prepare_for_inference
-
-
 # Copies, and pickles for other processes
 
 COPIES: dict[str, Any] = {
@@ -378,16 +358,10 @@ COPIES: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow(
-    quick=[
-        "packed-plain-pickled twice",
-        "packed-branches-shallow",
-        "packed-deit-deep",
-        "not packed-plain-pickled",
-        "not packed-branches-deep",
-        "not packed-deit-shallow",
-    ]
-)
+@pytest.mark.slow(quick=[
+    "packed-plain-pickled twice", "packed-branches-shallow", "packed-deit-deep", "not packed-plain-pickled",
+    "not packed-branches-deep", "not packed-deit-shallow",
+])  # fmt: skip
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("name", ["plain", "parallel", "branches", "map", "deit"])
 def test_a_copy_of_a_prepared_model_is_the_same_prepared_model(name: str, way: str, packs: bool) -> None:
@@ -447,9 +421,13 @@ def test_a_pickle_is_opened_where_weights_are_not_packed(packs: bool, monkeypatc
             pickle.loads(content)(pixels())
 
 
+NOT_PACKED = pytest.mark.parametrize("packs", ["not packed"], indirect=True)  # as no compiled model is
+
+
 @pytest.mark.slow
+@NOT_PACKED
 def test_a_compiled_model_s_copies_are_compiled() -> None:
-    prepared = prepare_for_inference(build(), compile=True, batch_size=2)
+    prepared = prepare_for_inference(build(num_hidden_layers=1), compile=True, batch_size=2)
     expected = prepared(pixels()).logits
     for way in ("deep", "pickled"):
         found = COPIES[way](prepared)
@@ -458,9 +436,10 @@ def test_a_compiled_model_s_copies_are_compiled() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", "parallel", "map"])
+@NOT_PACKED
+@pytest.mark.parametrize("name", few(["parallel", "map", "plain"], 2))
 def test_compiled_the_logits_stay_within_rounding(name: str) -> None:
-    model = build(name)
+    model = build(name, num_hidden_layers=2)
     prepared = prepare_for_inference(model, compile=True, batch_size=2)
     with torch.no_grad():
         assert difference(prepared(pixels()).logits, model(pixels()).logits) < REORDERED

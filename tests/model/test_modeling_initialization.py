@@ -17,7 +17,7 @@ from plain_vit import (
     PlainViTModel,
 )
 from tests.conftest import randomize_
-from tests.tiny import VARIATIONS, pixels, tiny_config
+from tests.tiny import VARIATIONS, in_turn, pixels, tiny_config
 
 WIDTH = 192
 LARGE: dict[str, Any] = {
@@ -167,18 +167,10 @@ def test_lambdas_of_differential_attention_are_drawn_as_in_its_paper() -> None:
         assert getattr(attention, name).std().item() == pytest.approx(0.1, rel=0.2)
 
 
-@pytest.mark.slow(
-    quick=[
-        "transformers-mean_all",
-        "transformers-truncate",
-        "timm-registers_last",
-        "timm-rotary_mixed",
-        "google-max",
-        "google-swiglu",
-    ]
-)
-@pytest.mark.parametrize("name", sorted(VARIATIONS))
-@pytest.mark.parametrize("initialization", ["transformers", "timm", "google", "vit_pytorch"])
+@pytest.mark.parametrize("initialization, name", in_turn(["transformers", "timm", "google", "vit_pytorch"], quick=[
+    "transformers-mean_all", "transformers-truncate", "timm-registers_last", "timm-rotary_mixed", "google-max",
+    "google-swiglu",
+]))  # fmt: skip
 def test_what_a_checkpoint_lacks_is_drawn_like_a_fresh_model(name: str, initialization: str, tmp_path: Any) -> None:
     config = tiny_config(**VARIATIONS[name], initialization=initialization)
     config.save_pretrained(tmp_path)

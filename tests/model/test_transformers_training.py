@@ -1,9 +1,6 @@
 """Training with third-party tools: the Hugging Face Trainer, PEFT, torchao."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from plain_vit.cli import main
 from plain_vit.conversion import open_exported, to_checkpoint
 from tests import peers
 from tests.conftest import randomize_
+from tests.model import bare
 from tests.tiny import difference, pixels, tiny_config
 
 # Merged weights are summed before, not after, they are multiplied.
@@ -240,6 +238,7 @@ def test_lora_trains_with_checkpointed_activations() -> None:
 INT8 = """
 import sys
 from pathlib import Path
+sys.path.insert(0, sys.argv[2])
 import torch
 from torchao.quantization import Int8WeightOnlyConfig
 from transformers import TorchAoConfig
@@ -266,14 +265,8 @@ print(difference(quantized.train()(pixels()).logits, found))
 @pytest.mark.slow
 def test_torchao_s_int8_weights_load_save_and_load(tmp_path: Path) -> None:
     """In a process of its own: transformers imports torchao wherever it is installed, and that import warns."""
-    process = subprocess.run(
-        [sys.executable, "-c", INT8, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(peers.FOLDER / "torchao"), str(peers.TESTS.parent)])},
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
-    kind, distance, same, of_training = process.stdout.split()[-4:]
+    printed = bare.run(INT8, tmp_path, peers.FOLDER / "torchao", cwd=peers.TESTS.parent, home=tmp_path / "home")
+    kind, distance, same, of_training = printed.split()[-4:]
     assert "Int8" in kind
     assert 0 < float(distance) < 0.05  # eight bits
     assert same == "True"
