@@ -29,7 +29,7 @@ from plain_vit.inference import JoinedAttention, PackedLinear, simplify
 from plain_vit.layers_plain_vit import LayerScale
 from tests.conftest import randomize_
 from tests.sizes import few
-from tests.tiny import VARIATIONS, build, difference, pixels, tiny_config
+from tests.tiny import VARIATIONS, build, difference, in_turn, pixels, tiny_config
 
 REORDERED = 1e-5  # sums are taken in another order, gains are multiplied in before
 
@@ -49,11 +49,10 @@ def first(outputs: Any) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else value[0]
 
 
-@pytest.mark.slow(quick=[
+@pytest.mark.parametrize("packs, name", in_turn(["packed", "not packed"], quick=[
     "packed-learned_2d", "packed-projection", "packed-rms_all_heads", "not packed-differential", "not packed-max",
     "not packed-parallel",
-])  # fmt: skip
-@pytest.mark.parametrize("name", sorted(VARIATIONS))
+]), indirect=["packs"])  # fmt: skip
 def test_in_float32_the_logits_stay_within_rounding(name: str) -> None:
     model = build(name)
     prepared = prepare_for_inference(model)
@@ -62,11 +61,10 @@ def test_in_float32_the_logits_stay_within_rounding(name: str) -> None:
             assert difference(prepared(images).logits, model(images).logits) < REORDERED
 
 
-@pytest.mark.slow(quick=[
+@pytest.mark.parametrize("packs, name", in_turn(["packed", "not packed"], quick=[
     "packed-learned_2d", "packed-prr", "packed-rotary", "not packed-learned_2d", "not packed-relative_table",
     "not packed-rotary",
-])  # fmt: skip
-@pytest.mark.parametrize("name", sorted(VARIATIONS))
+]), indirect=["packs"])  # fmt: skip
 def test_in_bfloat16_they_are_as_near_to_float32_as_the_model_in_bfloat16(name: str) -> None:
     model, images = build(name), pixels(16)
     prepared = prepare_for_inference(model, dtype=torch.bfloat16)
@@ -202,8 +200,12 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.slow(quick=["not packed-shared_keys-1"])
-@pytest.mark.parametrize("odd", [0, 1])
-@pytest.mark.parametrize("name", ["shared_keys", "branches"])
+@pytest.mark.parametrize(
+    "packs, name, odd",
+    [("not packed", "shared_keys", 1), ("packed", "shared_keys", 0), ("not packed", "branches", 0),
+     ("packed", "branches", 1)],
+    indirect=["packs"],
+)  # fmt: skip
 def test_a_module_that_computes_something_else_does_so_in_the_prepared_model(name: str, odd: int, packs: bool) -> None:
     plain = build(name, layer_scale_init_value=0.3)
     parts = ("vit.layers.1", "vit.layers.2", "vit.layernorm", "vit.pooler", "classifier")
@@ -427,8 +429,11 @@ NOT_PACKED = pytest.mark.parametrize("packs", ["not packed"], indirect=True)  # 
 @pytest.mark.slow
 @NOT_PACKED
 def test_a_compiled_model_s_copies_are_compiled() -> None:
-    prepared = prepare_for_inference(build(num_hidden_layers=1), compile=True, batch_size=2)
+    model = build(num_hidden_layers=1)
+    prepared = prepare_for_inference(model, compile=True, batch_size=2)
     expected = prepared(pixels()).logits
+    with torch.no_grad():
+        assert difference(expected, model(pixels()).logits) < REORDERED
     for way in ("deep", "pickled"):
         found = COPIES[way](prepared)
         assert found._compiled_call_impl is not None
@@ -437,7 +442,7 @@ def test_a_compiled_model_s_copies_are_compiled() -> None:
 
 @pytest.mark.slow
 @NOT_PACKED
-@pytest.mark.parametrize("name", few(["parallel", "map", "plain"], 2))
+@pytest.mark.parametrize("name", few(["parallel", "map", "plain"], 1))
 def test_compiled_the_logits_stay_within_rounding(name: str) -> None:
     model = build(name, num_hidden_layers=2)
     prepared = prepare_for_inference(model, compile=True, batch_size=2)
