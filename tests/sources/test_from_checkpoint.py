@@ -72,10 +72,7 @@ def same_tensors(a: nn.Module, b: nn.Module) -> bool:
 
 
 def test_everything_that_is_missing_is_asked_for_at_once(tmp_path: Path) -> None:
-    release = vit_pytorch_release("0.6.6")
-    theirs = release.ViT(
-        image_size=25, patch_size=5, channels=4, num_classes=11, dim=20, depth=3, heads=3, mlp_dim=29, dim_head=10
-    )
+    theirs = small(vit_pytorch_release("0.6.6").ViT, image_size=25, patch_size=5, channels=4)
     with pytest.raises(AmbiguousCheckpointError) as caught:
         from_checkpoint(saved(theirs.state_dict(), tmp_path))
     assert caught.value.candidates == {
@@ -254,20 +251,7 @@ def test_a_hint_that_does_not_exist_is_a_type_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("release, dim_scale", [("0.6.6", True), ("0.6.8", False)])
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_reference_finds_heads_pooling_and_scale(release: str, dim_scale: bool, pool: str, tmp_path: Path) -> None:
-    kind = vit_pytorch_release(release).ViT
-    theirs = kind(
-        image_size=25,
-        patch_size=5,
-        channels=4,
-        num_classes=11,
-        dim=20,
-        depth=3,
-        heads=3,
-        mlp_dim=29,
-        dim_head=10,
-        pool=pool,
-    )
-    randomize_(theirs).eval()
+    theirs = small(vit_pytorch_release(release).ViT, image_size=25, patch_size=5, channels=4, pool=pool)
     images = torch.randn(2, 4, 25, 25)
     converted = from_checkpoint(saved(theirs.state_dict(), tmp_path), reference=(images, logits(theirs, images)))
     config = converted.report.config

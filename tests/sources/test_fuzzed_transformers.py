@@ -117,17 +117,8 @@ def check_case(case: str, count: int, folder: Path) -> int:
     return opened
 
 
-@pytest.mark.parametrize("case", REPRESENTATIVES)
+@pytest.mark.slow(quick=REPRESENTATIVES)
+@pytest.mark.parametrize("case", CASES)
 def test_a_changed_configuration_is_followed_or_refused(case: str, tmp_path: Path) -> None:
-    check_case(case, draws(3, nightly=8), tmp_path)
-
-
-@pytest.mark.slow
-def test_changed_configurations_of_the_plain_classifier_open(tmp_path: Path) -> None:
-    assert check_case(PLAIN, 12, tmp_path) >= 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if case not in (PLAIN, *REPRESENTATIVES)])
-def test_a_changed_configuration_of_any_other_model_is_followed_or_refused(case: str, tmp_path: Path) -> None:
-    check_case(case, draws(2, nightly=8), tmp_path)
+    opened = check_case(case, draws({PLAIN: 12}.get(case, 3 if case in REPRESENTATIVES else 2), nightly=12), tmp_path)
+    assert case != PLAIN or opened >= 4

@@ -316,17 +316,21 @@ def transformers_case(draw: random.Random) -> Case:
     return Case(plain, module, tokens, save, {**TRUTH, "layout": "ViTModel"}, patch, (side, side))
 
 
+def packed_layers(state: Mapping[str, torch.Tensor], block: str, attention: str, fc1: str, fc2: str) -> list[Any]:
+    """Return the parts of two blocks whose queries, keys and values are one tensor, as in torch's own attention."""
+    names = {"norm1": "ln_1", "out": f"{attention}.out_proj", "norm2": "ln_2", "fc1": fc1, "fc2": fc2}
+    layers = [pairs(state, {key: f"{block}.{name}" for key, name in names.items()}, number) for number in range(2)]
+    for number, layer in enumerate(layers):
+        packed = f"{block.format(number)}.{attention}.in_proj"
+        layer["qkv"] = state[f"{packed}_weight"], state[f"{packed}_bias"]
+    return layers
+
+
 def torchvision_case(draw: random.Random) -> Case:
     heads, patch, side = draw.choice([2, 3]), 4, draw.choice([3, 4])
     module = TorchvisionTransformer(side * patch, patch, 2, heads, 12 * heads, 40)
     state = randomize_(module, draw.randrange(999)).state_dict()
-    block = "encoder.layers.encoder_layer_{}"
-    names = {"norm1": f"{block}.ln_1", "out": f"{block}.self_attention.out_proj", "norm2": f"{block}.ln_2",
-             "fc1": f"{block}.mlp.0", "fc2": f"{block}.mlp.3"}  # fmt: skip
-    layers = [pairs(state, names, number) for number in range(2)]
-    for number, layer in enumerate(layers):
-        packed = f"{block.format(number)}.self_attention.in_proj"
-        layer["qkv"] = state[f"{packed}_weight"], state[f"{packed}_bias"]
+    layers = packed_layers(state, "encoder.layers.encoder_layer_{}", "self_attention", "mlp.0", "mlp.3")
     plain = Plain(
         convolution(state["conv_proj.weight"], state["conv_proj.bias"]), layers, heads, 1e-6,
         (state["encoder.ln.weight"], state["encoder.ln.bias"]), state["class_token"], state["encoder.pos_embedding"][0],
@@ -345,13 +349,7 @@ def open_clip_case(draw: random.Random) -> Case:
     size = (grid[0] * patch, grid[1] * patch)
     module = OpenClipTower(size, patch, 12 * heads, 2, heads, 2.0, output_dim=10)
     state = randomize_(module, draw.randrange(999)).state_dict()
-    block = "transformer.resblocks.{}"
-    names = {"norm1": f"{block}.ln_1", "out": f"{block}.attn.out_proj", "norm2": f"{block}.ln_2",
-             "fc1": f"{block}.mlp.c_fc", "fc2": f"{block}.mlp.c_proj"}  # fmt: skip
-    layers = [pairs(state, names, number) for number in range(2)]
-    for number, layer in enumerate(layers):
-        packed = f"{block.format(number)}.attn.in_proj"
-        layer["qkv"] = state[f"{packed}_weight"], state[f"{packed}_bias"]
+    layers = packed_layers(state, "transformer.resblocks.{}", "attn", "mlp.c_fc", "mlp.c_proj")
     plain = Plain(
         convolution(state["conv1.weight"], None), layers, heads, 1e-5, (state["ln_post.weight"], state["ln_post.bias"]),
         state["class_embedding"], state["positional_embedding"], (state["ln_pre.weight"], state["ln_pre.bias"]),
@@ -376,10 +374,6 @@ CASES = {
     "torchvision": torchvision_case,
     "open_clip": open_clip_case,
 }
-
-
-def drawn(kind: str, draw: random.Random) -> Case:
-    return CASES[kind](draw)
 
 
 def stride_and_size(case: Case, secret: Secret) -> tuple[int, tuple[int, int]]:
@@ -421,7 +415,7 @@ def outcome_of(case: Case, secret: Secret, folder: Path) -> str:
 @torch.no_grad()
 def test_the_plain_parts_are_those_of_the_package(kind: str) -> None:
     for seed in range(4):
-        case = drawn(kind, random.Random(seed))
+        case = CASES[kind](random.Random(seed))
         stride, size = stride_and_size(case, Secret())
         images = torch.randn(2, 3, *size)
         case.module.eval()
@@ -435,7 +429,7 @@ def test_without_a_secret_a_file_opens_with_the_same_tokens(kind: str, tmp_path:
     for seed in range(6):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        found[outcome_of(drawn(kind, random.Random(seed)), Secret(), folder)] += 1
+        found[outcome_of(CASES[kind](random.Random(seed)), Secret(), folder)] += 1
     assert found["same"] >= 3
     assert not found["unproven"]
 
@@ -448,7 +442,7 @@ def test_a_secret_is_refused_asked_about_or_named_as_unproven(kind: str, tmp_pat
     for seed in range(count):  # one file for each
         place = tmp_path / str(seed)
         place.mkdir()
-        found[outcome_of(drawn(kind, random.Random(seed)), SECRETS[seed % len(SECRETS)], place)] += 1
+        found[outcome_of(CASES[kind](random.Random(seed)), SECRETS[seed % len(SECRETS)], place)] += 1
     assert found["unproven"] >= count // 4
     assert found["same"] <= count // 10  # a secret that changes nothing proves nothing
 
@@ -462,7 +456,7 @@ KNOWN = ("layer_norm_eps", "patch_size", "num_attention_heads", "hidden_act", "b
 def test_a_reference_finds_every_secret_and_proves_that_there_is_none(kind: str, tmp_path: Path) -> None:
     refused = 0
     for number, secret in enumerate([Secret(), *SECRETS]):
-        case = drawn(kind, random.Random(number))
+        case = CASES[kind](random.Random(number))
         stride, size = stride_and_size(case, secret)
         images = torch.randn(4, 3, *size, generator=torch.Generator().manual_seed(number))
         reference = images, case.logits(case.plain(images, secret, stride))

@@ -1,5 +1,6 @@
 """Recognition of files: their format, unsupported models, and the `key=` that selects a model."""
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint
 from plain_vit.conversion.sources import FORMATS
 from plain_vit.errors import MappingError, PlainViTError, UnknownFormatError
+from tests.sizes import NIGHTLY
 
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "timm": lambda: timm.models.vision_transformer.VisionTransformer(
@@ -67,15 +69,9 @@ def opened_or_refused(path: Path, **options: Any) -> type[PlainViTError] | None:
 
 
 @pytest.mark.slow(
-    quick=[
-        "timm-torchvision",
-        "vit_pytorch-vit_pytorch",
-        "torchvision-timm",
-        "torchvision-torchvision",
-        "torchvision-google",
-        "open_clip-open_clip",
-    ]
-)
+    quick=["timm-torchvision", "vit_pytorch-vit_pytorch", "torchvision-timm", "torchvision-torchvision",
+           "torchvision-google", "open_clip-open_clip"]
+)  # fmt: skip
 @pytest.mark.parametrize("said", FORMATS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_wrong_format_is_refused_and_the_likely_one_named(name: str, said: str, tmp_path: Path) -> None:
@@ -98,29 +94,25 @@ def test_a_file_of_no_known_format_is_refused_with_any_hint(said: str, tmp_path:
 
 
 PREFIXES = ("backbone", "encoder.vit", "a.b.c", "head", "body.0", "module.backbone", "state_dict", "x_1.model")
+BESIDE: tuple[dict[str, tuple[int, ...]], ...] = (
+    {}, {"fc.weight": (5, 3)}, {"fc.weight": (5, 3), "fc.bias": (5,), "scale": ()}
+)  # fmt: skip
+QUICK = ["vit_pytorch-encoder.vit-1-False", "vit_pytorch-body.0-0-False", "vit_pytorch-state_dict-2-False",
+         "torchvision-encoder.vit-0-True", "torchvision-encoder.vit-1-False", "torchvision-body.0-0-False"]  # fmt: skip
+EACH = {"-".join(map(str, case)): case for case in itertools.product(HINTS, PREFIXES, range(3), (False, True))}
+# Usually those whose places in the four lists have an even sum, which are half of them and have each pair of values.
+PLACES = map(sum, itertools.product(range(2), range(8), range(3), range(2)))
+INSIDE = [name for name, place in zip(EACH, PLACES, strict=True) if NIGHTLY or name in QUICK or place % 2 == 0]
 
 
-@pytest.mark.slow(
-    quick=[
-        "vit_pytorch-encoder.vit-beside1-False",
-        "vit_pytorch-body.0-beside0-False",
-        "vit_pytorch-state_dict-beside2-False",
-        "torchvision-encoder.vit-beside0-True",
-        "torchvision-encoder.vit-beside1-False",
-        "torchvision-body.0-beside0-False",
-    ]
-)
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("beside", [{}, {"fc.weight": (5, 3)}, {"fc.weight": (5, 3), "fc.bias": (5,), "scale": ()}])
-@pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize("name", HINTS)
-def test_the_error_names_the_key_that_opens_a_model_inside_another(
-    name: str, prefix: str, beside: dict[str, tuple[int, ...]], nested: bool, tmp_path: Path
-) -> None:
+@pytest.mark.slow(quick=QUICK)
+@pytest.mark.parametrize("case", INSIDE)
+def test_the_error_names_the_key_that_opens_a_model_inside_another(case: str, tmp_path: Path) -> None:
+    name, prefix, beside, nested = EACH[case]
     module = MODELS[name]()
     outer = "module." if prefix.startswith("module.") else ""
     state = {f"{prefix}.{tensor}": value for tensor, value in module.state_dict().items()}
-    state |= {outer + stranger: torch.ones(shape) for stranger, shape in beside.items()}
+    state |= {outer + stranger: torch.ones(shape) for stranger, shape in BESIDE[beside].items()}
     path = tmp_path / ("x.pt" if nested else "x.safetensors")
     if nested:
         torch.save({"state_dict": state, "epoch": 1}, path)

@@ -69,12 +69,18 @@ def test_the_shipped_checkpoint_is_found_by_its_logits_alone(kind: str) -> None:
         assert report.count(f"inferred: {field} = ") == 1
 
 
+README = {"image_size": 32, "patch_size": 8, "num_classes": 10, "dim": 64, "depth": 4, "heads": 4, "dim_head": 16}
+
+
 @pytest.mark.slow
-def test_the_models_of_the_readme_are_found(tmp_path: Path) -> None:
-    sizes = {"image_size": 32, "patch_size": 8, "num_classes": 10, "dim": 64, "depth": 4, "heads": 4, "dim_head": 16}
-    theirs, images = randomize_(ViT(**sizes, mlp_dim=128)).eval(), torch.randn(2, 3, 32, 32)
+@pytest.mark.parametrize("arguments", [{**README, "mlp_dim": 128}, {"num_classes": 0}], ids=["README", "no head"])
+def test_other_models_are_found_by_their_logits_or_tokens(arguments: dict[str, Any], tmp_path: Path) -> None:
+    theirs = small(**arguments)
+    size = arguments.get("image_size", 0)
+    images = torch.randn(2, 3, size or 15, size or 28)
     config = from_checkpoint(saved(theirs, tmp_path), reference=(images, answer(theirs, images))).report.config
-    assert (config.num_attention_heads, config.image_size, config.patch_size) == (4, 32, 8)
+    expected = (4, (32, 32), (8, 8)) if size else (3, (15, 28), (5, 7))
+    assert (config.num_attention_heads, config.image_shape, config.patch_shape) == expected
 
 
 @pytest.mark.slow
@@ -86,22 +92,11 @@ def test_a_checkpoint_in_half_precision_is_found_by_logits_in_full(tmp_path: Pat
     assert converted.report.config.num_attention_heads == 3
 
 
-@pytest.mark.slow
-def test_tokens_of_a_model_without_a_head_are_a_reference_too(tmp_path: Path) -> None:
-    theirs, images = small(num_classes=0), torch.randn(2, 3, 15, 28)
-    config = from_checkpoint(saved(theirs, tmp_path), reference=(images, answer(theirs, images))).report.config
-    assert (config.num_attention_heads, config.patch_shape) == (3, (5, 7))
-
-
 @pytest.mark.slow(quick=["<lambda>-CheckpointError-expected \\\\(B, C, H, W\\\\) and \\\\(B, num_labels\\\\)"])
 @pytest.mark.parametrize(
     "change, error, words",
     [
-        (
-            lambda pixels, logits: (pixels[:0], logits[:0]),
-            CheckpointError,
-            "which is empty: give at least one image",
-        ),
+        (lambda pixels, logits: (pixels[:0], logits[:0]), CheckpointError, "which is empty: give at least one image"),
         (lambda pixels, logits: (pixels, logits * float("nan")), CheckpointError, "the logits .* hold NaN or infinite"),
         (lambda pixels, logits: (pixels / 0, logits), CheckpointError, "the pixel_values .* hold NaN or infinite"),
         (lambda pixels, logits: (pixels, logits * 0), CheckpointError, "all zero, as of every model with a new head"),
@@ -127,11 +122,7 @@ def test_tokens_of_a_model_without_a_head_are_a_reference_too(tmp_path: Path) ->
             r"the nearest is off by .* \(1e-03 is",
         ),
         (lambda pixels, logits: (torch.randn(2, 3, 30, 56), logits), VerificationError, "cannot grow a table"),
-        (
-            lambda pixels, logits: (torch.randn(2, 2, 15, 28), logits),
-            VerificationError,
-            "expected .batch, 3, height",
-        ),
+        (lambda pixels, logits: (torch.randn(2, 2, 15, 28), logits), VerificationError, "expected .batch, 3, height"),
     ],
 )
 def test_a_reference_that_cannot_be_is_refused(change: Any, error: type[Exception], words: str, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ import torch
 import torch.distributed.checkpoint
 import torchvision
 import vit_pytorch
-from timm.models import list_models, save_for_hf
+from timm.models import list_models, list_modules, save_for_hf
 from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.auto import configuration_auto
@@ -41,14 +41,19 @@ from transformers.models.auto import configuration_auto
 from plain_vit import PlainViTModel
 from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint, from_module
+from plain_vit.conversion.format import Hints
 from plain_vit.conversion.sources import FORMATS
 from plain_vit.conversion.timm.arguments import OPENED
+from plain_vit.conversion.timm.constructors import CONSTRUCTORS
+from plain_vit.conversion.timm.families import FAMILIES
+from plain_vit.conversion.timm.modules import CLASS_PATHS
 from plain_vit.conversion.timm.source import TIMM
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,
     ExportError,
     PlainViTError,
+    UnknownFormatError,
     option_words,
 )
 from plain_vit.files.reading import read_checkpoint
@@ -56,11 +61,18 @@ from plain_vit_command import HINTS, parser
 from tests.cli.test_generated_attack import attack_many, attack_names, attack_shapes, save_bases
 from tests.conftest import randomize_
 from tests.files.bad_files import BAD_FILES
-from tests.sizes import draws
+from tests.sizes import draws, few
 from tests.sources.bad_models import BAD_MODELS
 from tests.sources.other_code import OTHER_CODE, tensors
-from tests.sources.test_families import CLASSES, build, every_vision_class, transformers_model
+from tests.sources.test_families import (
+    CLASSES,
+    build,
+    every_vision_class,
+    refused_by_name,
+    transformers_model,
+)
 from tests.sources.test_fuzzed_state_dicts import KINDS, NotBuilt, folder_of, truths
+from tests.sources.test_timm_architectures import Unfilled
 from tests.tiny import tiny_config
 
 # ---- what is claimed, and what is advised ----
@@ -359,42 +371,54 @@ def sparse_file(state: Mapping[str, torch.Tensor], path: Path) -> Path:
 
 # Files whose parts others have too, so that no tensor names them.
 NAMELESS = {"deepseek_vit", "hiera", "hieradet_sam2", "qwen3_vit"}
-TIMM_FILES = {
-    "cait": "cait_xxs24_224", "convit": "convit_tiny", "crossvit": "crossvit_tiny_240",
-    "deepseek_vit": "deepseek_vit_412m_align", "hiera": "hiera_tiny_224", "maxxvit": "test_maxvit",
-    "mobilevit": "mobilevit_xxs", "swin_transformer": "swin_tiny_patch4_window7_224",
-    "swin_transformer_v2": "swinv2_tiny_window8_256", "tiny_vit": "tiny_vit_5m_224",
-    "vision_transformer_hybrid": "vit_base_mci_224", "vision_transformer_sam": "samvit_base_patch16",
-    "xcit": "xcit_nano_12_p8_224",
-}  # fmt: skip
-CONVOLUTIONS = ("gernet_l", "convnext_atto", "darknet17", "mambaout_femto", "resnet18")  # called ViTs before
+CONVOLUTIONS = ("byobnet", "convnext", "cspnet", "mambaout", "resnet")  # called ViTs before
 
 
-def follow_timm(name: str, folder: Path) -> str:
-    with torch.device("meta"):
+def check_timm(file: str, name: str, folder: Path) -> None:
+    """A model of timm opens live, or is refused: live, by its tensors, and by the name of its architecture."""
+    with torch.device("meta"), Unfilled():
         module = timm.create_model(name)
-    file = type(module).__module__.rpartition(".")[2]
+    kind = type(module)
+    try:
+        from_module(module)
+    except PlainViTError:
+        refused_by_name(module)
+    else:
+        opened = {*CLASS_PATHS, *(constructor.class_path for constructor in CONSTRUCTORS)}
+        assert f"{kind.__module__}.{kind.__qualname__}" in opened
+        assert name in TIMM.architectures
+        return
     path = sparse_file(module.state_dict(), folder / f"{name}.safetensors")
-    return follow(Refused(path, (f"timm {file}", "timm")))
+    refusal = follow(Refused(path, ("timm",)))
+    assert refusal
+    listed = file in FAMILIES and name in FAMILIES[file].entrypoints
+    named = listed and file not in NAMELESS
+    assert re.findall(r"timm's (\w+)\.py \(", refusal) == ([file] if named else [])
+    assert not named or refusal.startswith("UnknownFormatError")
+    assert file not in CONVOLUTIONS or "matches no known format" in refusal
+    if file in NAMELESS and refusal.startswith("Ambiguous"):  # a question to which its rotation has no true answer
+        error = said_of(path)[1]
+        assert isinstance(error, AmbiguousCheckpointError)
+        assert error.candidates["rotary_embedding_type"] == ("none",)
+        assert "architecture" not in error.candidates
+        assert any("rope" in part for part, _ in module.named_modules())
+    path.unlink()
+    if listed:
+        with torch.device("meta"):
+            tensors = timm.create_model("test_vit").state_dict()  # whatever the name says of them
+        with pytest.raises(UnknownFormatError, match=rf"{name}.*{file}\.py"):
+            TIMM.describe_checkpoint(tensors, {"architecture": name}, Hints())
 
 
-@pytest.mark.parametrize("file", TIMM_FILES)
-def test_a_family_of_timm_is_named_by_its_file(file: str, tmp_path: Path) -> None:
-    refusal = follow_timm(TIMM_FILES[file], tmp_path)
-    assert (f"timm's {file}.py (" in refusal) == (file not in NAMELESS)
-
-
-@pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_a_convolutional_network_is_called_no_vit(name: str, tmp_path: Path) -> None:
-    assert "matches no known format" in follow_timm(name, tmp_path)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("start", range(8))
-def test_no_model_of_timm_is_called_what_it_is_not(start: int, tmp_path: Path) -> None:
-    for name in [name for name in list_models() if name not in TIMM.architectures][start::8]:
-        assert follow_timm(name, tmp_path), name
-        (tmp_path / f"{name}.safetensors").unlink()
+@pytest.mark.slow(
+    quick=["beit", "cait", "convit", "crossvit", "deepseek_vit", "eva", "hiera", "levit", "maxxvit", "mobilevit",
+           "naflexvit", "swin_transformer", "swin_transformer_v2", "tiny_vit", "vision_transformer_hybrid",
+           "vision_transformer_relpos", "vision_transformer_sam", "vitamin", "volo", "xcit", *CONVOLUTIONS]
+)  # fmt: skip
+@pytest.mark.parametrize("file", list_modules())
+def test_a_model_of_timm_opens_or_is_called_nothing_that_it_is_not(file: str, tmp_path: Path) -> None:
+    for name in few(sorted(list_models(module=file), key=len), 1):
+        check_timm(file, name, tmp_path)
 
 
 # What `tests/sources/test_families.py` builds its models with.
@@ -402,15 +426,9 @@ LUCID: dict[str, Any] = {"num_attention_heads": 3, "image_size": (32, 32), "patc
 
 
 @pytest.mark.slow(
-    quick=[
-        "cvt.CvT",
-        "distill.DistillableEfficientViT",
-        "local_vit.LocalViT",
-        "normalized_vit.nViT",
-        "simple_vit_1d.SimpleViT",
-        "simple_vit_with_specialized_cls.SimpleViT",
-    ]
-)
+    quick=["cvt.CvT", "distill.DistillableEfficientViT", "local_vit.LocalViT", "normalized_vit.nViT",
+           "simple_vit_1d.SimpleViT", "simple_vit_with_specialized_cls.SimpleViT"]
+)  # fmt: skip
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_class_of_vit_pytorch_is_called_by_its_file(name: str, tmp_path: Path) -> None:
     path = saved(build(*CLASSES[name]).state_dict(), tmp_path / "vit.pt")
@@ -419,7 +437,7 @@ def test_a_class_of_vit_pytorch_is_called_by_its_file(name: str, tmp_path: Path)
         assert name.partition(".")[0] in refusal or name == "distill.DistillableT2TViT"
 
 
-# Folders of transformers, with the class of each; all of them are in the slow test.
+# Folders of transformers, with the class of each; others are found in transformers.
 HUGGING_FACE = {
     "data2vec-vision": "Data2VecVisionForSemanticSegmentation", "clip": "CLIPModel", "clap": "ClapModel",
     "convnext": "ConvNextModel",
@@ -430,44 +448,41 @@ HUGGING_FACE = {
 }  # fmt: skip
 
 
-def follow_hugging_face(model_type: str, name: str, folder: Path) -> tuple[str, str]:
+def follow_hugging_face(model_type: str, module: Any, folder: Path) -> tuple[str, str]:
     """Follow what a folder of transformers gets, and its file alone."""
-    module: Any = transformers_model(model_type, name)
+    name = type(module).__name__
     path = sparse_file(revert_weight_conversion(module, module.state_dict()), folder / name / "model.safetensors")
     module.config.architectures = [name]
     module.config.save_pretrained(path.parent)
     own = (f"transformers {model_type}", f"transformers {module.config.model_type}")
-    return follow(Refused(path.parent, own)), follow(Refused(path, ("transformers",)))
+    refusals = follow(Refused(path.parent, own)), follow(Refused(path, ("transformers",)))
+    shutil.rmtree(path.parent)
+    return refusals
 
 
 @pytest.mark.slow(quick=["vitdet"])
-@pytest.mark.parametrize("model_type", HUGGING_FACE)
+@pytest.mark.parametrize(
+    "model_type", [*HUGGING_FACE, *few(sorted({*configuration_auto.CONFIG_MAPPING_NAMES} - {*HUGGING_FACE}), 200)]
+)
 def test_a_folder_of_transformers_is_named_by_its_type_and_its_file_by_nothing_else(
     model_type: str, tmp_path: Path
 ) -> None:
-    folder, file = follow_hugging_face(model_type, HUGGING_FACE[model_type], tmp_path)
-    opens = model_type in ("clip", "vit")
-    assert (folder == "") == opens
-    assert opens or f"model_type '{model_type}'" in folder
-    if model_type in ("clap", "convnext", "eomt", "layoutlmv3", "sam_vision_model", "swin", "vitdet"):
-        assert "matches no known format" in file
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("start", range(8))
-def test_no_model_of_transformers_is_called_what_it_is_not(start: int, tmp_path: Path) -> None:
-    followed = 0
-    for model_type in sorted(configuration_auto.CONFIG_MAPPING_NAMES)[start::8]:
-        for name in every_vision_class(model_type):
-            try:
-                transformers_model(model_type, name)
-            except Exception:  # it asks for a package, or has no settings of its own
-                continue
-            with contextlib.suppress(OSError, ValueError, KeyError):  # more tensors than a file may have, and the like
-                follow_hugging_face(model_type, name, tmp_path)
-                followed += 1
-            shutil.rmtree(tmp_path / name, ignore_errors=True)
-    assert followed > 20
+    own = HUGGING_FACE.get(model_type, "")
+    for name in few(every_vision_class(model_type, own), 1):
+        if name == own:
+            folder, file = follow_hugging_face(model_type, transformers_model(model_type, name), tmp_path)
+            opens = model_type in ("clip", "vit")
+            assert (folder == "") == opens
+            assert opens or f"model_type '{model_type}'" in folder
+            if model_type in ("clap", "convnext", "eomt", "layoutlmv3", "sam_vision_model", "swin", "vitdet"):
+                assert "matches no known format" in file
+            continue
+        try:
+            module = transformers_model(model_type, name)
+        except Exception:  # it asks for a package, or has no settings of its own
+            continue
+        with contextlib.suppress(OSError, ValueError, KeyError):  # more tensors than a file may have, and the like
+            follow_hugging_face(model_type, module, tmp_path)
 
 
 # ---- files of other kinds ----
@@ -716,14 +731,9 @@ def follow_bad_model(title: str, folder: Path) -> None:
     follow(Refused(path, own, LUCID if own == ("vit_pytorch",) else {}, given))
 
 
-@pytest.mark.parametrize("title", [*SOME_BROKEN, *list(BAD_MODELS)[::6]])
-def test_what_a_broken_file_gets_helps(title: str, tmp_path: Path) -> None:
-    (follow_bad_file if title in BAD_FILES else follow_bad_model)(title, tmp_path)
-
-
-@pytest.mark.slow
+@pytest.mark.slow(quick=[*SOME_BROKEN, *list(BAD_MODELS)[::6]])
 @pytest.mark.parametrize("title", [title for title in [*BAD_FILES, *BAD_MODELS] if "100 MB" not in title])
-def test_what_any_broken_file_gets_helps(title: str, tmp_path: Path) -> None:
+def test_what_a_broken_file_gets_helps(title: str, tmp_path: Path) -> None:
     (follow_bad_file if title in BAD_FILES else follow_bad_model)(title, tmp_path)
 
 

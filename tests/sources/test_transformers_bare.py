@@ -16,6 +16,7 @@ from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint, from_module
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, MappingError
 from tests.conftest import randomize_
+from tests.sizes import few
 from tests.sources.test_transformers import eager
 from tests.sources.transformers_models import (
     CASES,
@@ -53,10 +54,18 @@ def asked(path: Path, **said: Any) -> AmbiguousCheckpointError:
     return caught.value
 
 
-def check_bare(case: str, folder: Path) -> None:
-    """Open the weights of a case by true answers, and compare with the live model."""
+FIRST = [case for case in REPRESENTATIVES if "partial" not in case]
+OTHERS = few((case for case in CASES if case not in FIRST and "partial" not in case), 15)
+
+
+@pytest.mark.slow(
+    quick=["ViTForMaskedImageModeling", "IJepaForImageClassification", "Data2VecVisionForImageClassification",
+           "OwlViTVisionModel", "InternVLForConditionalGeneration", "Aimv2VisionModel"]
+)  # fmt: skip
+@pytest.mark.parametrize("case", [*FIRST, *OTHERS])
+def test_weights_alone_open_with_what_no_tensor_shows(case: str, tmp_path: Path) -> None:
     module = tiny_transformers(case)
-    live, truth, path = from_module(module), truth_of(module), bare_file(module, folder)
+    live, truth, path = from_module(module), truth_of(module), bare_file(module, tmp_path)
     question = asked(path)
     assert truth["architecture"] in question.candidates["architecture"]
     for name in ("num_attention_heads", "layer_norm_eps", "hidden_act"):
@@ -77,30 +86,6 @@ def check_bare(case: str, folder: Path) -> None:
     pixel_values = pixels_for(module)
     found = stage_differences(module, eager(opened.model), pixel_values)
     assert max(found.values()) <= tolerance(case), found
-
-
-FIRST = [case for case in REPRESENTATIVES if "partial" not in case]
-
-
-@pytest.mark.slow(
-    quick=[
-        "ViTForMaskedImageModeling",
-        "IJepaForImageClassification",
-        "Data2VecVisionForImageClassification",
-        "OwlViTVisionModel",
-        "InternVLForConditionalGeneration",
-        "Aimv2VisionModel",
-    ]
-)
-@pytest.mark.parametrize("case", [*FIRST, "ViTModel"])
-def test_weights_alone_open_with_what_no_tensor_shows(case: str, tmp_path: Path) -> None:
-    check_bare(case, tmp_path)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("case", [case for case in CASES if case not in [*FIRST, "ViTModel"] and "partial" not in case])
-def test_all_other_weights_alone_open_with_what_no_tensor_shows(case: str, tmp_path: Path) -> None:
-    check_bare(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", FIRST)

@@ -3,6 +3,7 @@
 What is measured is recorded for the table in the docs (tests/sources/sweep.py).
 """
 
+import os
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from plain_vit.conversion.engine import revert
 from plain_vit.conversion.format import Hints
 from plain_vit.conversion.live_modules import find_model
 from plain_vit.conversion.sources import FORMATS
-from plain_vit.conversion.transformers.families import CONTAINERS
+from plain_vit.conversion.transformers.families import ARCHITECTURES, CONTAINERS
 from plain_vit.conversion.transformers.source import TRANSFORMERS
 from tests.conftest import randomize_
+from tests.sizes import few
 from tests.sources.sweep import record
 from tests.sources.transformers_models import (
     CASES,
@@ -31,106 +33,125 @@ from tests.sources.transformers_models import (
     unread_by,
 )
 
-pytestmark = pytest.mark.nightly
-
 # transformers' root mean square is rounded to 8 bits before the gain, torch's after it; SigLIP's pooling head, and the
 # convolution that decodes masked patches (here a dense layer), sum in another order: as far apart as a few roundings.
 BFLOAT16_REORDERED = 4e-2
 
 # How a class is made to accept another size than its own; None if it does not (MAE counts its patches, masked-image
 # models and AIMv2 their own grid).
+INTERPOLATED = {"interpolate_pos_encoding": True}
 RESIZED: dict[str, dict[str, Any] | None] = {
-    "Dinov2": {},
-    "DINOv3": {},
-    "Sapiens2": {},
-    "InternVL": {},
-    "DepthAnything": {},
-    "PromptDepthAnything": {},
-    "ViTMAE": None,
-    "Aimv2": None,
-    "CLIPModel": None,
-    "MetaClip2Model": None,
-}
+    "Dinov2": {}, "DINOv3": {}, "Sapiens2": {}, "InternVL": {}, "DepthAnything": {}, "PromptDepthAnything": {},
+    "ViTMAE": None, "Aimv2": None, "CLIPModel": None, "MetaClip2Model": None,
+}  # fmt: skip
+
+
+def record_of(case: str, **measured: Any) -> None:
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+    record({"source": f"transformers {case}", **versions, **measured})
+
+
+def opened(module: Any, attention: str = "eager") -> Any:
+    model = from_module(module)
+    model.set_attn_implementation(attention)
+    return model
+
+
+def layout_of(module: Any) -> str:
+    """Return the class that opens, of a module that may hold more."""
+    name = type(module).__name__
+    return CONTAINERS[name].holds if name in CONTAINERS else name
+
+
+def test_the_classes_are_all_in_the_cases() -> None:
+    assert {type(tiny_transformers(case)).__name__ for case in CASES} == {*ARCHITECTURES, *CONTAINERS}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_class_opens_with_equal_numbers_and_exports_back(case: str) -> None:
+def test_every_block_and_every_output_are_the_sources(case: str) -> None:
     module = tiny_transformers(case)
-    model = from_module(module)
-    model.set_attn_implementation("eager")
-    found = stage_differences(module, model, pixels_for(module))
+    found = stage_differences(module, opened(module), pixels_for(module))
     assert max(found.values()) <= tolerance(case), found
-
-    attention = "sdpa" if module._supports_sdpa else "eager"
-    halves = in_bfloat16(tiny_transformers(case, attention))
-    model = from_module(halves)
-    model.set_attn_implementation(attention)
-    rounded = stage_differences(halves, model, pixels_for(halves).to(torch.bfloat16))
-    reordered = BFLOAT16_REORDERED if tolerance(case) or "MaskedImage" in case else 0.0
-    assert max(rounded.values()) <= reordered, rounded
-
-    resized = resized_difference(case)
-    assert resized is None or resized <= tolerance(case)
-
-    name = type(module).__name__
-    layout = CONTAINERS[name].holds if name in CONTAINERS else name
-    theirs = next(part for part in module.modules() if opens_as(part, layout)).state_dict()
-    model = from_module(module)
-    back = to_module(model, "transformers", layout=layout).state_dict()
-    way_back = all(torch.equal(back[key], theirs[key]) for key in back if not key.startswith(unread_by(layout)))
-    assert way_back
-
     outputs = [stage for stage in ("logits", "reconstruction", "pooled", "tokens") if stage in found]
-    record(
-        {
-            "source": f"transformers {case}",
-            "opens": True,
-            "logits": found[outputs[0]] if outputs else max(found.values()),
-            "blocks": max(value for stage, value in found.items() if stage.startswith("block")),
-            "bfloat16": max(rounded.values()),
-            "another_resolution": resized,
-            "way_back_bit_exact": way_back,
-            "way_back_to": type(to_module(model, "transformers")).__name__,
-            "parameters": parameters_at_full_size(name),
-            "transformers": transformers.__version__,
-            "torch": torch.__version__,
-        }
-    )
+    blocks = max(value for stage, value in found.items() if stage.startswith("block"))
+    logits = found[outputs[0]] if outputs else max(found.values())
+    record_of(case, opens=True, logits=logits, blocks=blocks)
 
 
-def resized_difference(case: str) -> float | None:
-    """Return the difference for images of another size, where the class takes them."""
-    options = next((value for start, value in RESIZED.items() if case.startswith(start)), _INTERPOLATED)
+@pytest.mark.slow(quick=["ViTForImageClassification", "Dinov2WithRegistersModel", "CLIPVisionModel", "DINOv3ViTModel"])
+@pytest.mark.parametrize("case", CASES)
+def test_halves_are_the_sources_too(case: str) -> None:
     module = tiny_transformers(case)
-    if options is None or "Masked" in case or "partial" in case:
-        return None
+    attention = "sdpa" if module._supports_sdpa else "eager"
+    module.set_attn_implementation(attention)
+    model = opened(in_bfloat16(module), attention)
+    assert model.dtype == torch.bfloat16
+    found = stage_differences(module, model, pixels_for(module).to(torch.bfloat16))
+    reordered = BFLOAT16_REORDERED if tolerance(case) or "MaskedImage" in case else 0.0
+    assert max(found.values()) <= reordered, found
+    record_of(case, bfloat16=max(found.values()))
+
+
+@pytest.mark.slow(
+    quick=["ViTForMaskedImageModeling", "ViTMSNModel", "ViTMAEModel", "Dinov2Model", "BeitForImageClassification",
+           "Dinov2WithRegistersForImageClassification", "Data2VecVisionForImageClassification", "CLIPVisionModel",
+           "BeitModel, a shared bias beside positions, without a pooler", "DINOv3ViTModel, gated, no registers",
+           "SiglipVisionModel"]
+)  # fmt: skip
+@pytest.mark.parametrize("case", [case for case in CASES if "partial" not in case])
+def test_the_position_table_is_resampled_as_in_the_source(case: str) -> None:
+    module = tiny_transformers(case)
+    options = next((value for start, value in RESIZED.items() if case.startswith(start)), INTERPOLATED)
+    if options is None or "Masked" in case:  # the class itself takes no other size
+        expected = "bicubic_antialias" if case.startswith("Aimv2") else "bicubic"
+        assert from_module(module).config.position_resampling == expected
+        return
     if len(set(size_of(module))) > 1:
         # Of its own size, patches and image may be oblong; interpolating takes squares.
         module.config.image_size, module.config.patch_size = 56, 14
         module = randomize_(type(module)(module.config)).eval()
         module.set_attn_implementation("eager")
-    model = from_module(module)
-    model.set_attn_implementation("eager")
-    return max(stage_differences(module, model, pixels_for(module, size=(42, 84)), **options).values())
+    found = stage_differences(module, opened(module), pixels_for(module, size=(42, 84)), **options)
+    assert max(found.values()) <= tolerance(case), found
+    record_of(case, another_resolution=max(found.values()))
 
 
-_INTERPOLATED = {"interpolate_pos_encoding": True}
+@pytest.mark.parametrize("case", CASES)
+def test_every_tensor_exports_back_bit_for_bit(case: str) -> None:
+    module = tiny_transformers(case)
+    layout, model = layout_of(module), from_module(module)
+    again = to_module(model, "transformers", layout=layout)
+    assert type(again).__name__ == layout
+    inside = next(part for part in module.modules() if opens_as(part, layout)).state_dict()
+    back = again.state_dict()
+    assert all(torch.equal(back[name], inside[name]) for name in back if not name.startswith(unread_by(layout)))
+    allowed = ("text_", "logit_", "visual_", "vision_model.head.")
+    left_out = inside.keys() - back.keys()
+    assert all(name.startswith(allowed) for name in left_out), left_out
+    record_of(case, way_back_bit_exact=True)
 
 
-def parameters_at_full_size(name: str) -> int:
-    """Return the count of our parameters for the class's own default configuration, whose every shape comes back."""
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES if "PLAIN_VIT_SWEEP" in os.environ else few(CASES, 35))
+def test_every_shape_of_a_class_at_its_own_size_comes_back(case: str) -> None:
+    module = tiny_transformers(case)
+    name = type(module).__name__
     if name.startswith("Sapiens2For"):  # their heads have no default sizes
         name = CONTAINERS[name].holds
     config = getattr(transformers, name).config_class()
     if hasattr(config, "encoder_stride"):
         config.encoder_stride = config.patch_size
     with torch.device("meta"):
-        module = getattr(transformers, name)(config)
-    module, source = find_model(module, FORMATS, None, None)
+        large = getattr(transformers, name)(config)
+    large, source = find_model(large, FORMATS, None, None)
     assert source is TRANSFORMERS
-    description = TRANSFORMERS.describe_module(module, Hints())
+    description = TRANSFORMERS.describe_module(large, Hints())
     ours = empty_model(description.config).state_dict()
     back = revert(TRANSFORMERS.rows(description.config, description.layout), ours, description.config)
-    theirs = {key.removeprefix(description.prefix): tensor.shape for key, tensor in module.state_dict().items()}
+    theirs = {key.removeprefix(description.prefix): tensor.shape for key, tensor in large.state_dict().items()}
     assert all(tensor.shape == theirs[key.removeprefix(description.prefix)] for key, tensor in back.items())
-    return sum(tensor.numel() for tensor in ours.values())
+    record_of(
+        case,
+        parameters=sum(tensor.numel() for tensor in ours.values()),
+        way_back_to=type(to_module(from_module(module), "transformers")).__name__,
+    )
