@@ -1,7 +1,8 @@
 """Names and shapes of checkpoints of other code bases, by which plain-vit opens none of them: two blocks of each.
 
-A line is a name and a shape; `{}` is the number of a block, and `*` at the end stands for weight and bias, the latter
-as long as the first side of the former. They are written by hand from files that these packages save.
+A line is a name and a shape; `{}` is the number of a block, `|` stands between several last parts of a name, and `*` at
+the end stands for weight and bias, the latter as long as the first side of the former. They are written by hand from
+files that these packages save.
 """
 
 from itertools import product
@@ -28,9 +29,7 @@ HUGGING_FACE = """
     embeddings.position_embeddings 1,21,24
     embeddings.patch_embeddings.projection* 24,3,4,4
     encoder.layer.{}.layernorm_before* 24
-    encoder.layer.{}.attention.attention.query* 24,24
-    encoder.layer.{}.attention.attention.key* 24,24
-    encoder.layer.{}.attention.attention.value* 24,24
+    encoder.layer.{}.attention.attention.query|key|value* 24,24
     encoder.layer.{}.attention.output.dense* 24,24
     encoder.layer.{}.layernorm_after* 24
     encoder.layer.{}.intermediate.dense* 40,24
@@ -50,11 +49,12 @@ def tensors(names: str) -> dict[str, torch.Tensor]:
     found = {}
     for line in filter(None, map(str.split, names.splitlines())):
         name, shape = line
+        prefix, dot, parts = name.removesuffix("*").rpartition(".")
         size = [int(side) for side in shape.split(",") if side != "-"]
         numbers = range(2) if "{}" in name else [None]
         leaves = [(".weight", size), (".bias", size[:1])] if name.endswith("*") else [("", size)]
-        for number, (leaf, sides) in product(numbers, leaves):
-            found[name.removesuffix("*").replace("{}", str(number)) + leaf] = torch.randn(sides)
+        for number, part, (leaf, sides) in product(numbers, parts.split("|"), leaves):
+            found[f"{prefix}{dot}{part}".replace("{}", str(number)) + leaf] = torch.randn(sides)
     return found
 
 
@@ -73,12 +73,10 @@ OTHER_CODE = {
         mask_token 1,1,24
         patch_embed.proj* 24,3,4,4
         norm* 24
-        blocks.{}.gamma_1 24
-        blocks.{}.gamma_2 24
+        blocks.{}.gamma_1|gamma_2 24
         blocks.{}.norm1* 24
         blocks.{}.attn.qkv.weight 72,24
-        blocks.{}.attn.q_bias 24
-        blocks.{}.attn.v_bias 24
+        blocks.{}.attn.q_bias|v_bias 24
         blocks.{}.attn.relative_position_bias_table 66,3
         blocks.{}.attn.relative_position_index 21,21
         blocks.{}.attn.proj* 24,24
@@ -110,14 +108,10 @@ OTHER_CODE = {
         transformer.embeddings.position_embeddings 1,20,24
         transformer.embeddings.cls_token 1,1,24
         transformer.embeddings.patch_embeddings* 24,3,4,4
-        transformer.encoder.layer.{}.attention_norm* 24
-        transformer.encoder.layer.{}.ffn_norm* 24
+        transformer.encoder.layer.{}.attention_norm|ffn_norm* 24
         transformer.encoder.layer.{}.ffn.fc1* 40,24
         transformer.encoder.layer.{}.ffn.fc2* 24,40
-        transformer.encoder.layer.{}.attn.query* 24,24
-        transformer.encoder.layer.{}.attn.key* 24,24
-        transformer.encoder.layer.{}.attn.value* 24,24
-        transformer.encoder.layer.{}.attn.out* 24,24
+        transformer.encoder.layer.{}.attn.query|key|value|out* 24,24
         transformer.encoder.encoder_norm* 24
         decoder.conv_more.0.weight 16,24,3,3
         segmentation_head.0* 7,16,3,3
@@ -237,8 +231,7 @@ OTHER_CODE = {
         model.patch_generator.pos_embed 1,20,24
         model.patch_generator.cls_token.token 3,24
         model.patch_generator.embedder.weight 24,48
-        input_conditioner.norm_mean 3,1,1
-        input_conditioner.norm_std 3,1,1
+        input_conditioner.norm_mean|norm_std 3,1,1
         model.norm* 24
     """ + BLOCK.replace("{0}", "model.blocks.{}"),
     "CONCH": inside("visual.trunk.", TIMM) + """
@@ -283,8 +276,7 @@ OTHER_CODE = {
         bert.embeddings.word_embeddings.weight 50,24
         bert.embeddings.position_embeddings.weight 30,24
         bert.embeddings.LayerNorm* 24
-        bert.encoder.layer.{}.attention.self.query* 24,24
-        bert.encoder.layer.{}.attention.self.key* 24,24
+        bert.encoder.layer.{}.attention.self.query|key* 24,24
         bert.encoder.layer.{}.attention.output.dense* 24,24
         bert.encoder.layer.{}.intermediate.dense* 40,24
         bert.pooler.dense* 24,24
@@ -299,12 +291,8 @@ OTHER_CODE = {
         embeddings.patch_embedding.weight 24,3,4,4
         pre_layrnorm* 24
         post_layernorm* 24
-        encoder.layers.{}.layer_norm1* 24
-        encoder.layers.{}.layer_norm2* 24
-        encoder.layers.{}.self_attn.q_proj* 24,24
-        encoder.layers.{}.self_attn.k_proj* 24,24
-        encoder.layers.{}.self_attn.v_proj* 24,24
-        encoder.layers.{}.self_attn.out_proj* 24,24
+        encoder.layers.{}.layer_norm1|layer_norm2* 24
+        encoder.layers.{}.self_attn.q_proj|k_proj|v_proj|out_proj* 24,24
         encoder.layers.{}.mlp.fc1* 40,24
         encoder.layers.{}.mlp.fc2* 24,40
     """) + """
@@ -316,8 +304,7 @@ OTHER_CODE = {
         blocks.{}.norm2.weight 24
         blocks.{}.attn.qkv* 72,24
         blocks.{}.attn.proj* 24,24
-        blocks.{}.mlp.gate_proj* 40,24
-        blocks.{}.mlp.up_proj* 40,24
+        blocks.{}.mlp.gate_proj|up_proj* 40,24
         blocks.{}.mlp.down_proj* 24,40
         merger.ln_q.weight 24
         merger.mlp.0* 96,96

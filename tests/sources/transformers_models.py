@@ -1,5 +1,7 @@
 """Small models of every supported class of transformers with randomised parameters, and differences of two models."""
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,25 +30,26 @@ DECODER = {"decoder_num_attention_heads": 2, "decoder_hidden_size": 16, "decoder
 TOLERANCE = 1e-5
 
 
-def _of(name: str, config: str, **settings: Any) -> Callable[[], Any]:
+Make = Callable[[str], Any]  # builds the class of a name, which names its configuration
+# What some classes are told beside their configuration, and others in it.
+OPTIONS = ("add_pooling_layer", "use_mask_token")
+
+
+def _of(**settings: Any) -> Make:
     """Return the maker of a class with a flat configuration."""
-    options = {key: settings.pop(key) for key in ("add_pooling_layer", "use_mask_token") if key in settings}
-    if config in (
-        "Dinov2Config",
-        "BeitConfig",
-        "InternVLVisionConfig",
-        "Sapiens2Config",
-        "QianfanOCRVisionConfig",
-    ):  # there it is a setting
-        settings |= {key: options.pop(key) for key in ("use_mask_token",) if key in options}
-    return lambda: getattr(transformers, name)(getattr(transformers, config)(**settings), **options)
+
+    def make(name: str) -> Any:
+        kind = getattr(transformers, name)
+        takes = inspect.signature(kind).parameters
+        options = {key: value for key, value in settings.items() if key in OPTIONS and key in takes}
+        return kind(kind.config_class(**{key: settings[key] for key in settings if key not in options}), **options)
+
+    return make
 
 
-def _joint(name: str, config: str, vision: Mapping[str, Any] = SQUARE, **settings: Any) -> Callable[[], Any]:
+def _joint(vision: Mapping[str, Any] = SQUARE, **settings: Any) -> Make:
     """Return the maker of a class whose configuration holds one for images and one for texts."""
-    return lambda: getattr(transformers, name)(
-        getattr(transformers, config)(text_config=TEXT, vision_config=vision, **settings)
-    )
+    return _of(text_config=TEXT, vision_config=vision, **settings)
 
 
 LANGUAGE = {key: value for key, value in TEXT.items() if key != "eos_token_id"}
@@ -56,224 +59,167 @@ QFORMER = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_att
            "intermediate_size": 20, "encoder_hidden_size": 40}  # fmt: skip
 
 
-def _queried(name: str, config: str) -> Callable[[], Any]:
+def _queried() -> Make:
     """Return the maker of a class that has a model between the images and the language model."""
-    return lambda: getattr(transformers, name)(
-        getattr(transformers, config)(vision_config=SQUARE, qformer_config=QFORMER, text_config=OPT, num_query_tokens=3)
-    )
+    return _of(vision_config=SQUARE, qformer_config=QFORMER, text_config=OPT, num_query_tokens=3)
 
 
-def _internvl(name: str, config: str = "InternVLConfig", **settings: Any) -> Callable[[], Any]:
+def _internvl(**settings: Any) -> Make:
     """Return the maker of a class that reads the tokens with a language model."""
     text = {"model_type": "qwen2", **LANGUAGE, "num_key_value_heads": 2}
-    return lambda: getattr(transformers, name)(
-        getattr(transformers, config)(vision_config={**SQUARE, "attention_bias": True, **settings}, text_config=text)
-    )
+    return _of(vision_config={**SQUARE, "attention_bias": True, **settings}, text_config=text)
 
 
 SHARED: dict[str, Any] = {"num_register_tokens": 2, "num_key_value_heads_per_layer": [5, 1, 5], "layerscale_value": 0.3}
 
 
-def _task(name: str) -> Callable[[], Any]:
-    """Return the maker of a class of Sapiens2 with a head."""
+TASKS = [f"Sapiens2For{task}" for task in ("ImageMatting", "NormalEstimation", "PointmapEstimation", "PoseEstimation",
+                                           "SemanticSegmentation")]  # fmt: skip
+
+
+def _task(name: str) -> Any:
+    """Build a class of Sapiens2 with a head."""
     head: dict[str, Any] = {"upsample_out_channels": [6, 4], "conv_out_channels": [5]}
-    if name == "PointmapEstimation":
+    if name.endswith("PointmapEstimation"):
         head |= {"scale_conv_out_channels": [3], "scale_final_hidden_sizes": [4, 2]}
-    return lambda: getattr(transformers, f"Sapiens2For{name}")(
-        transformers.Sapiens2Config(**OBLONG, **SHARED, head_config=transformers.Sapiens2HeadConfig(**head))
-    )
+    return _of(**OBLONG, **SHARED, head_config=transformers.Sapiens2HeadConfig(**head))(name)
 
 
-def _depth(name: str) -> Callable[[], Any]:
+def _depth() -> Make:
     """Return the maker of a class that estimates depth from the tokens of a DINOv2."""
     backbone = {"model_type": "dinov2", **RATIO, "out_indices": [0, 1, 2, 3], "reshape_hidden_states": False}
-    sizes = {
-        "reassemble_hidden_size": 40,
-        "neck_hidden_sizes": [6, 8, 10, 12],
-        "fusion_hidden_size": 4,
-        "patch_size": 14,
-    }
-    return lambda: getattr(transformers, f"{name}ForDepthEstimation")(
-        getattr(transformers, f"{name}Config")(backbone_config=backbone, head_hidden_size=4, **sizes)
-    )
+    return _of(
+        backbone_config=backbone, head_hidden_size=4, reassemble_hidden_size=40, neck_hidden_sizes=[6, 8, 10, 12],
+        fusion_hidden_size=4, patch_size=14,
+    )  # fmt: skip
 
 
 LABELS = {"num_labels": 7}
 BEIT = {"layer_scale_init_value": 0.3, "layer_norm_eps": 1e-6, "drop_path_rate": 0.0}
-CASES: dict[str, Callable[[], Any]] = {
-    "ViTModel": _of("ViTModel", "ViTConfig", **OBLONG, pooler_output_size=30, pooler_act="silu"),
-    "ViTModel without a pooler": _of("ViTModel", "ViTConfig", **OBLONG, add_pooling_layer=False),
-    "ViTModel with a mask token": _of("ViTModel", "ViTConfig", **OBLONG, use_mask_token=True),
-    "ViTForImageClassification": _of("ViTForImageClassification", "ViTConfig", **OBLONG, **LABELS),
+_CASES: dict[str, Callable[[str], Any]] = {
+    "ViTModel": _of(**OBLONG, pooler_output_size=30, pooler_act="silu"),
+    "ViTModel without a pooler": _of(**OBLONG, add_pooling_layer=False),
+    "ViTModel with a mask token": _of(**OBLONG, use_mask_token=True),
+    "ViTForImageClassification": _of(**OBLONG, **LABELS),
     "ViTForImageClassification, wide heads, no qkv bias": _of(
-        "ViTForImageClassification", "ViTConfig", **OBLONG, **LABELS, qkv_bias=False, head_dim=12,
-        hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-5,
+        **OBLONG, **LABELS, qkv_bias=False, head_dim=12, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-5,
     ),
-    "ViTForImageClassification, partial patches": _of(
-        "ViTForImageClassification", "ViTConfig", **{**OBLONG, "image_size": (24, 59)}, **LABELS
-    ),
-    "ViTForMaskedImageModeling": _of("ViTForMaskedImageModeling", "ViTConfig", **SQUARE, encoder_stride=14),
-    "DeiTModel": _of("DeiTModel", "DeiTConfig", **OBLONG),
-    "DeiTForImageClassification": _of("DeiTForImageClassification", "DeiTConfig", **OBLONG, **LABELS),
-    "DeiTForImageClassificationWithTeacher": _of(
-        "DeiTForImageClassificationWithTeacher", "DeiTConfig", **OBLONG, **LABELS
-    ),
-    "DeiTForMaskedImageModeling": _of("DeiTForMaskedImageModeling", "DeiTConfig", **SQUARE, encoder_stride=14),
-    "ViTMSNModel": _of("ViTMSNModel", "ViTMSNConfig", **OBLONG),
-    "ViTMSNForImageClassification": _of("ViTMSNForImageClassification", "ViTMSNConfig", **OBLONG, **LABELS),
-    "ViTMAEModel": _of("ViTMAEModel", "ViTMAEConfig", **SQUARE, **DECODER),
-    "ViTMAEForPreTraining": _of("ViTMAEForPreTraining", "ViTMAEConfig", **SQUARE, **DECODER),
-    "IJepaModel": _of("IJepaModel", "IJepaConfig", **OBLONG),
-    "IJepaForImageClassification": _of("IJepaForImageClassification", "IJepaConfig", **OBLONG, **LABELS),
-    "Dinov2Model": _of("Dinov2Model", "Dinov2Config", **RATIO, layerscale_value=0.3),
-    "Dinov2ForImageClassification": _of(
-        "Dinov2ForImageClassification", "Dinov2Config", **RATIO, **LABELS, mlp_ratio=3, use_mask_token=False
-    ),
-    "Dinov2ForImageClassification, SwiGLU": _of(
-        "Dinov2ForImageClassification", "Dinov2Config", **RATIO, **LABELS, use_swiglu_ffn=True, mlp_ratio=3
-    ),
-    "Dinov2Backbone": _of("Dinov2Backbone", "Dinov2Config", **RATIO, out_indices=[1, 3]),
-    "Dinov2WithRegistersModel": _of("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", **RATIO),
-    "Dinov2WithRegistersForImageClassification": _of(
-        "Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersConfig", **RATIO, **LABELS,
-        num_register_tokens=3, use_swiglu_ffn=True,
-    ),
-    "Dinov2WithRegistersBackbone": _of("Dinov2WithRegistersBackbone", "Dinov2WithRegistersConfig", **RATIO),
-    "BeitModel": _of("BeitModel", "BeitConfig", **SQUARE, **BEIT, use_relative_position_bias=True),
+    "ViTForImageClassification, partial patches": _of(**{**OBLONG, "image_size": (24, 59)}, **LABELS),
+    "ViTForMaskedImageModeling": _of(**SQUARE, encoder_stride=14),
+    "DeiTModel": _of(**OBLONG),
+    "DeiTForImageClassification": _of(**OBLONG, **LABELS),
+    "DeiTForImageClassificationWithTeacher": _of(**OBLONG, **LABELS),
+    "DeiTForMaskedImageModeling": _of(**SQUARE, encoder_stride=14),
+    "ViTMSNModel": _of(**OBLONG),
+    "ViTMSNForImageClassification": _of(**OBLONG, **LABELS),
+    "ViTMAEModel": _of(**SQUARE, **DECODER),
+    "ViTMAEForPreTraining": _of(**SQUARE, **DECODER),
+    "IJepaModel": _of(**OBLONG),
+    "IJepaForImageClassification": _of(**OBLONG, **LABELS),
+    "Dinov2Model": _of(**RATIO, layerscale_value=0.3),
+    "Dinov2ForImageClassification": _of(**RATIO, **LABELS, mlp_ratio=3, use_mask_token=False),
+    "Dinov2ForImageClassification, SwiGLU": _of(**RATIO, **LABELS, use_swiglu_ffn=True, mlp_ratio=3),
+    "Dinov2Backbone": _of(**RATIO, out_indices=[1, 3]),
+    "Dinov2WithRegistersModel": _of(**RATIO),
+    "Dinov2WithRegistersForImageClassification": _of(**RATIO, **LABELS, num_register_tokens=3, use_swiglu_ffn=True),
+    "Dinov2WithRegistersBackbone": _of(**RATIO),
+    "BeitModel": _of(**SQUARE, **BEIT, use_relative_position_bias=True),
     "BeitModel, a shared bias beside positions, without a pooler": _of(
-        "BeitModel", "BeitConfig", **SQUARE, **BEIT, use_shared_relative_position_bias=True, use_mask_token=True,
+        **SQUARE, **BEIT, use_shared_relative_position_bias=True, use_mask_token=True,
         use_absolute_position_embeddings=True, add_pooling_layer=False,
     ),
-    "BeitModel of the class token, no positions": _of(
-        "BeitModel", "BeitConfig", **SQUARE, layer_scale_init_value=0.0, use_mean_pooling=False
-    ),
-    "BeitForImageClassification": _of(
-        "BeitForImageClassification", "BeitConfig", **SQUARE, **BEIT, **LABELS, use_relative_position_bias=True
-    ),
-    "BeitBackbone": _of(
-        "BeitBackbone", "BeitConfig", **SQUARE, **BEIT, use_relative_position_bias=True, out_indices=[1, 3]
-    ),
+    "BeitModel of the class token, no positions": _of(**SQUARE, layer_scale_init_value=0.0, use_mean_pooling=False),
+    "BeitForImageClassification": _of(**SQUARE, **BEIT, **LABELS, use_relative_position_bias=True),
+    "BeitBackbone": _of(**SQUARE, **BEIT, use_relative_position_bias=True, out_indices=[1, 3]),
     "BeitForMaskedImageModeling": _of(
-        "BeitForMaskedImageModeling", "BeitConfig", **SQUARE, **BEIT, use_shared_relative_position_bias=True,
-        use_mask_token=True, vocab_size=19,
+        **SQUARE, **BEIT, use_shared_relative_position_bias=True, use_mask_token=True, vocab_size=19,
     ),
-    "Data2VecVisionModel": _of(
-        "Data2VecVisionModel", "Data2VecVisionConfig", **SQUARE, **BEIT, use_shared_relative_position_bias=True
-    ),
-    "Data2VecVisionForImageClassification": _of(
-        "Data2VecVisionForImageClassification", "Data2VecVisionConfig", **SQUARE, **BEIT, **LABELS,
-        use_relative_position_bias=True,
-    ),
-    "DINOv3ViTModel": _of(
-        "DINOv3ViTModel", "DINOv3ViTConfig", **OBLONG, num_register_tokens=2, layerscale_value=0.3, rope_theta=50.0
-    ),
-    "DINOv3ViTModel, gated, no registers": _of(
-        "DINOv3ViTModel", "DINOv3ViTConfig", **SQUARE, use_gated_mlp=True, hidden_act="silu", key_bias=True,
-    ),
+    "Data2VecVisionModel": _of(**SQUARE, **BEIT, use_shared_relative_position_bias=True),
+    "Data2VecVisionForImageClassification": _of(**SQUARE, **BEIT, **LABELS, use_relative_position_bias=True),
+    "DINOv3ViTModel": _of(**OBLONG, num_register_tokens=2, layerscale_value=0.3, rope_theta=50.0),
+    "DINOv3ViTModel, gated, no registers": _of(**SQUARE, use_gated_mlp=True, hidden_act="silu", key_bias=True),
     "DINOv3ViTModel without biases, partial patches": _of(
-        "DINOv3ViTModel", "DINOv3ViTConfig", **{**OBLONG, "image_size": (24, 59)}, num_register_tokens=1,
+        **{**OBLONG, "image_size": (24, 59)}, num_register_tokens=1,
         **dict.fromkeys(("query_bias", "value_bias", "proj_bias", "mlp_bias"), False),
     ),
-    "DINOv3ViTBackbone": _of("DINOv3ViTBackbone", "DINOv3ViTConfig", **SQUARE, out_indices=[1, 3]),
-    "Sapiens2Model": _of("Sapiens2Model", "Sapiens2Config", **OBLONG, **SHARED, rope_theta=50.0),
+    "DINOv3ViTBackbone": _of(**SQUARE, out_indices=[1, 3]),
+    "Sapiens2Model": _of(**OBLONG, **SHARED, rope_theta=50.0),
     "Sapiens2Model, no registers, no norms of queries": _of(
-        "Sapiens2Model", "Sapiens2Config", **SQUARE, num_register_tokens=0, use_qk_norm=False, key_bias=False,
-        num_key_value_heads_per_layer=[1, 1, 1], use_mask_token=True, rms_norm_eps=1e-5,
+        **SQUARE, num_register_tokens=0, use_qk_norm=False, key_bias=False, num_key_value_heads_per_layer=[1, 1, 1],
+        use_mask_token=True, rms_norm_eps=1e-5,
     ),
-    "Sapiens2Backbone": _of("Sapiens2Backbone", "Sapiens2Config", **SQUARE, **SHARED, out_indices=[1, 3]),
-    **{
-        f"Sapiens2For{task}": _task(task)
-        for task in ("ImageMatting", "NormalEstimation", "PointmapEstimation", "PoseEstimation", "SemanticSegmentation")
-    },
-    "CLIPVisionModel": _of("CLIPVisionModel", "CLIPVisionConfig", **SQUARE),
-    "CLIPVisionModelWithProjection": _of(
-        "CLIPVisionModelWithProjection", "CLIPVisionConfig", **SQUARE, projection_dim=11
-    ),
-    "CLIPModel": _joint("CLIPModel", "CLIPConfig", projection_dim=11),
-    "MetaClip2VisionModel": _of("MetaClip2VisionModel", "MetaClip2VisionConfig", **SQUARE),
-    "MetaClip2VisionModelWithProjection": _of(
-        "MetaClip2VisionModelWithProjection", "MetaClip2VisionConfig", **SQUARE, projection_dim=11
-    ),
-    "MetaClip2Model": _joint("MetaClip2Model", "MetaClip2Config", projection_dim=11),
-    "CLIPForImageClassification": _joint("CLIPForImageClassification", "CLIPConfig", **LABELS),
-    "MetaClip2ForImageClassification": _joint("MetaClip2ForImageClassification", "MetaClip2Config", **LABELS),
-    "AltCLIPVisionModel": _of("AltCLIPVisionModel", "AltCLIPVisionConfig", **SQUARE),
-    "AltCLIPModel": _joint("AltCLIPModel", "AltCLIPConfig", projection_dim=11),
-    "ChineseCLIPVisionModel": _of("ChineseCLIPVisionModel", "ChineseCLIPVisionConfig", **SQUARE, hidden_act="gelu"),
-    "ChineseCLIPModel": _joint("ChineseCLIPModel", "ChineseCLIPConfig", projection_dim=11),
-    "CLIPSegVisionModel": _of("CLIPSegVisionModel", "CLIPSegVisionConfig", **SQUARE),
-    "CLIPSegModel": _joint("CLIPSegModel", "CLIPSegConfig", projection_dim=11),
+    "Sapiens2Backbone": _of(**SQUARE, **SHARED, out_indices=[1, 3]),
+    **dict.fromkeys(TASKS, _task),
+    "CLIPVisionModel": _of(**SQUARE),
+    "CLIPVisionModelWithProjection": _of(**SQUARE, projection_dim=11),
+    "CLIPModel": _joint(projection_dim=11),
+    "MetaClip2VisionModel": _of(**SQUARE),
+    "MetaClip2VisionModelWithProjection": _of(**SQUARE, projection_dim=11),
+    "MetaClip2Model": _joint(projection_dim=11),
+    "CLIPForImageClassification": _joint(**LABELS),
+    "MetaClip2ForImageClassification": _joint(**LABELS),
+    "AltCLIPVisionModel": _of(**SQUARE),
+    "AltCLIPModel": _joint(projection_dim=11),
+    "ChineseCLIPVisionModel": _of(**SQUARE, hidden_act="gelu"),
+    "ChineseCLIPModel": _joint(projection_dim=11),
+    "CLIPSegVisionModel": _of(**SQUARE),
+    "CLIPSegModel": _joint(projection_dim=11),
     "CLIPSegForImageSegmentation": _joint(
-        "CLIPSegForImageSegmentation", "CLIPSegConfig", projection_dim=11, extract_layers=[0, 1, 2], reduce_dim=8,
-        decoder_num_attention_heads=2, decoder_intermediate_size=12,
+        projection_dim=11, extract_layers=[0, 1, 2], reduce_dim=8, decoder_num_attention_heads=2,
+        decoder_intermediate_size=12,
     ),
-    "OwlViTVisionModel": _of("OwlViTVisionModel", "OwlViTVisionConfig", **SQUARE),
-    "OwlViTModel": _joint("OwlViTModel", "OwlViTConfig", projection_dim=11),
-    "OwlViTForObjectDetection": _joint("OwlViTForObjectDetection", "OwlViTConfig", projection_dim=11),
-    "Owlv2VisionModel": _of("Owlv2VisionModel", "Owlv2VisionConfig", **SQUARE),
-    "Owlv2Model": _joint("Owlv2Model", "Owlv2Config", projection_dim=11),
-    "Owlv2ForObjectDetection": _joint("Owlv2ForObjectDetection", "Owlv2Config", projection_dim=11),
-    "GitVisionModel": _of("GitVisionModel", "GitVisionConfig", **SQUARE),
-    "GitModel": _of("GitModel", "GitConfig", **LANGUAGE, vision_config=SQUARE),
-    "GitForCausalLM": _of("GitForCausalLM", "GitConfig", **LANGUAGE, vision_config=SQUARE),
-    "BlipVisionModel": _of("BlipVisionModel", "BlipVisionConfig", **SQUARE),
-    "BlipModel": _joint("BlipModel", "BlipConfig", projection_dim=11),
-    "BlipForConditionalGeneration": _joint("BlipForConditionalGeneration", "BlipConfig"),
-    "BlipForQuestionAnswering": _joint("BlipForQuestionAnswering", "BlipConfig"),
-    "BlipForImageTextRetrieval": _joint("BlipForImageTextRetrieval", "BlipConfig"),
-    "Blip2VisionModel": _of("Blip2VisionModel", "Blip2VisionConfig", **SQUARE),
-    "Blip2VisionModel without qkv biases": _of("Blip2VisionModel", "Blip2VisionConfig", **SQUARE, qkv_bias=False),
-    "Blip2Model": _queried("Blip2Model", "Blip2Config"),
-    "Blip2ForConditionalGeneration": _queried("Blip2ForConditionalGeneration", "Blip2Config"),
-    "Blip2ForImageTextRetrieval": _queried("Blip2ForImageTextRetrieval", "Blip2Config"),
-    "Blip2VisionModelWithProjection": _queried("Blip2VisionModelWithProjection", "Blip2Config"),
-    "InstructBlipVisionModel": _of("InstructBlipVisionModel", "InstructBlipVisionConfig", **SQUARE),
-    "InstructBlipModel": _queried("InstructBlipModel", "InstructBlipConfig"),
-    "InstructBlipForConditionalGeneration": _queried("InstructBlipForConditionalGeneration", "InstructBlipConfig"),
-    "InternVLVisionModel": _of("InternVLVisionModel", "InternVLVisionConfig", **SQUARE, attention_bias=True),
-    "InternVLVisionModel, class token, mask token": _of(
-        "InternVLVisionModel", "InternVLVisionConfig", **SQUARE, use_mean_pooling=False, use_mask_token=True,
-    ),
+    "OwlViTVisionModel": _of(**SQUARE),
+    "OwlViTModel": _joint(projection_dim=11),
+    "OwlViTForObjectDetection": _joint(projection_dim=11),
+    "Owlv2VisionModel": _of(**SQUARE),
+    "Owlv2Model": _joint(projection_dim=11),
+    "Owlv2ForObjectDetection": _joint(projection_dim=11),
+    "GitVisionModel": _of(**SQUARE),
+    "GitModel": _of(**LANGUAGE, vision_config=SQUARE),
+    "GitForCausalLM": _of(**LANGUAGE, vision_config=SQUARE),
+    "BlipVisionModel": _of(**SQUARE),
+    "BlipModel": _joint(projection_dim=11),
+    "BlipForConditionalGeneration": _joint(),
+    "BlipForQuestionAnswering": _joint(),
+    "BlipForImageTextRetrieval": _joint(),
+    "Blip2VisionModel": _of(**SQUARE),
+    "Blip2VisionModel without qkv biases": _of(**SQUARE, qkv_bias=False),
+    "Blip2Model": _queried(),
+    "Blip2ForConditionalGeneration": _queried(),
+    "Blip2ForImageTextRetrieval": _queried(),
+    "Blip2VisionModelWithProjection": _queried(),
+    "InstructBlipVisionModel": _of(**SQUARE),
+    "InstructBlipModel": _queried(),
+    "InstructBlipForConditionalGeneration": _queried(),
+    "InternVLVisionModel": _of(**SQUARE, attention_bias=True),
+    "InternVLVisionModel, class token, mask token": _of(**SQUARE, use_mean_pooling=False, use_mask_token=True),
     "InternVLVisionModel, root mean squares, no positions": _of(
-        "InternVLVisionModel", "InternVLVisionConfig", **SQUARE, norm_type="rms_norm",
-        use_absolute_position_embeddings=False,
+        **SQUARE, norm_type="rms_norm", use_absolute_position_embeddings=False,
     ),
-    "InternVLVisionModel, queries and keys normalised (6B)": _of(
-        "InternVLVisionModel", "InternVLVisionConfig", **SQUARE, norm_type="rms_norm", use_qk_norm=True,
-    ),
-    "QianfanOCRVisionModel": _of(
-        "QianfanOCRVisionModel", "QianfanOCRVisionConfig", **SQUARE, use_qk_norm=True, use_mask_token=True,
-        drop_path_rate=0.0,
-    ),
-    "QianfanOCRModel": _internvl("QianfanOCRModel", "QianfanOCRConfig", drop_path_rate=0.0),
-    "QianfanOCRForConditionalGeneration": _internvl(
-        "QianfanOCRForConditionalGeneration", "QianfanOCRConfig", drop_path_rate=0.0, use_qk_norm=True
-    ),
-    "InternVLModel": _internvl("InternVLModel"),
-    "InternVLForConditionalGeneration": _internvl("InternVLForConditionalGeneration"),
-    "DepthAnythingForDepthEstimation": _depth("DepthAnything"),
-    "PromptDepthAnythingForDepthEstimation": _depth("PromptDepthAnything"),
-    "SiglipVisionModel": _of("SiglipVisionModel", "SiglipVisionConfig", **SQUARE),
-    "SiglipVisionModel, partial patches": _of(
-        "SiglipVisionModel", "SiglipVisionConfig", **{**SQUARE, "image_size": 59}
-    ),
-    "SiglipVisionModel without a head": _of("SiglipVisionModel", "SiglipVisionConfig", **SQUARE, vision_use_head=False),
-    "SiglipModel": _joint("SiglipModel", "SiglipConfig"),
-    "SiglipForImageClassification": _joint("SiglipForImageClassification", "SiglipConfig", **LABELS),
-    "Siglip2VisionModel": _of("Siglip2VisionModel", "Siglip2VisionConfig", **NAFLEX),
-    "Siglip2VisionModel without a head": _of(
-        "Siglip2VisionModel", "Siglip2VisionConfig", **NAFLEX, vision_use_head=False
-    ),
-    "Siglip2Model": _joint("Siglip2Model", "Siglip2Config", NAFLEX),
-    "Siglip2ForImageClassification": _joint(
-        "Siglip2ForImageClassification", "Siglip2Config", NAFLEX, **LABELS
-    ),
-    "Aimv2VisionModel": _of("Aimv2VisionModel", "Aimv2VisionConfig", **SQUARE),
-    "Aimv2VisionModel without a head, with biases": _of(
-        "Aimv2VisionModel", "Aimv2VisionConfig", **SQUARE, use_head=False, qkv_bias=True, mlp_bias=True
-    ),
-    "Aimv2Model": _joint("Aimv2Model", "Aimv2Config", projection_dim=11),
+    "InternVLVisionModel, queries and keys normalised (6B)": _of(**SQUARE, norm_type="rms_norm", use_qk_norm=True),
+    "QianfanOCRVisionModel": _of(**SQUARE, use_qk_norm=True, use_mask_token=True, drop_path_rate=0.0),
+    "QianfanOCRModel": _internvl(drop_path_rate=0.0),
+    "QianfanOCRForConditionalGeneration": _internvl(drop_path_rate=0.0, use_qk_norm=True),
+    "InternVLModel": _internvl(),
+    "InternVLForConditionalGeneration": _internvl(),
+    "DepthAnythingForDepthEstimation": _depth(),
+    "PromptDepthAnythingForDepthEstimation": _depth(),
+    "SiglipVisionModel": _of(**SQUARE),
+    "SiglipVisionModel, partial patches": _of(**{**SQUARE, "image_size": 59}),
+    "SiglipVisionModel without a head": _of(**SQUARE, vision_use_head=False),
+    "SiglipModel": _joint(),
+    "SiglipForImageClassification": _joint(**LABELS),
+    "Siglip2VisionModel": _of(**NAFLEX),
+    "Siglip2VisionModel without a head": _of(**NAFLEX, vision_use_head=False),
+    "Siglip2Model": _joint(NAFLEX),
+    "Siglip2ForImageClassification": _joint(NAFLEX, **LABELS),
+    "Aimv2VisionModel": _of(**SQUARE),
+    "Aimv2VisionModel without a head, with biases": _of(**SQUARE, use_head=False, qkv_bias=True, mlp_bias=True),
+    "Aimv2Model": _joint(projection_dim=11),
 }  # fmt: skip
+CASES: dict[str, Callable[[], Any]] = {
+    case: functools.partial(make, case.split()[0].rstrip(",")) for case, make in _CASES.items()
+}
 
 # One for each table of tensors and each kind of head; the others open in the slow sweep.
 REPRESENTATIVES = [
@@ -310,8 +256,7 @@ ENCODERS = {
     "GitModel": "image_encoder", "GitForCausalLM": "git.image_encoder", "InternVLModel": "vision_tower",
     "InternVLForConditionalGeneration": "model.vision_tower", "QianfanOCRModel": "vision_tower",
     "QianfanOCRForConditionalGeneration": "model.vision_tower",
-    **{f"Sapiens2For{task}": "model" for task in ("ImageMatting", "NormalEstimation", "PointmapEstimation",
-                                                 "PoseEstimation", "SemanticSegmentation")},
+    **dict.fromkeys(TASKS, "model"),
     "DepthAnythingForDepthEstimation": "backbone",
     "PromptDepthAnythingForDepthEstimation": "backbone",
     **dict.fromkeys(
