@@ -462,7 +462,7 @@ def follow_hugging_face(model_type: str, module: Any, folder: Path) -> tuple[str
 
 @pytest.mark.slow(quick=["vitdet"])
 @pytest.mark.parametrize(
-    "model_type", [*HUGGING_FACE, *few(sorted({*configuration_auto.CONFIG_MAPPING_NAMES} - {*HUGGING_FACE}), 200)]
+    "model_type", [*HUGGING_FACE, *few(sorted({*configuration_auto.CONFIG_MAPPING_NAMES} - {*HUGGING_FACE}), 81)]
 )
 def test_a_folder_of_transformers_is_named_by_its_type_and_its_file_by_nothing_else(
     model_type: str, tmp_path: Path
