@@ -486,46 +486,34 @@ def test_predictions_and_datasets_of_other_images_are_refused(tmp_path: Path, im
 
 
 OF_RUN = {"dataset": "digits", "dataset_subset": None, "split": "test", "images": COUNT, "contents": "abc"}
-OTHER_RUNS: dict[str, tuple[dict[str, Any], str]] = {
-    "split": ({"split": "train", "contents": "def"}, "split 'train', expected 'test'. Give those of the same data"),
-    "dataset": ({"dataset": "glyphs", "contents": None}, "dataset 'glyphs', expected 'digits'"),
-    "number": ({"images": 9, "contents": "def"}, "images 9, expected 7"),
-    "contents": ({"contents": "def"}, "files of other contents"),
+STREAMED = {"split": None, "images": None, "contents": None}
+# What the manifest of the predictions says instead, of how many rows, and the refusal.
+OTHER_RUNS: dict[str, tuple[dict[str, Any], int, str | None]] = {
+    "split": (
+        {"split": "train", "contents": "def"},
+        COUNT,
+        "split 'train', expected 'test'. Give those of the same data",
+    ),
+    "dataset": ({"dataset": "glyphs", "contents": None}, COUNT, "dataset 'glyphs', expected 'digits'"),
+    "number": ({"images": 9, "contents": "def"}, COUNT, "images 9, expected 7"),
+    "contents": ({"contents": "def"}, COUNT, "files of other contents"),
+    "a copy": ({"dataset": "copy/of/it"}, COUNT, None),
+    "a stream": (STREAMED | {"split": "test"}, COUNT, None),
+    "a stream by default": (STREAMED, COUNT, None),
+    "split by default": ({"split": None}, COUNT, None),
+    "a longer stream": (STREAMED, 9, "split None, expected 'test'"),
+    "a stream of another split": (STREAMED | {"split": "train"}, COUNT, "split 'train', expected 'test'"),
+    "contents, by default": ({"split": None, "contents": "def"}, COUNT, "files of other contents"),
+    "number, by default": ({"split": None, "contents": None, "images": 9}, 9, "images 9, expected 7"),
 }
 
 
 @pytest.mark.parametrize("name", OTHER_RUNS)
 def test_predictions_of_another_split_or_dataset_are_refused_by_the_manifests(name: str, tmp_path: Path) -> None:
-    predictions: dict[str, Any] = {"label": ["a"] * COUNT, "probability": np.full(COUNT, 0.5, np.float32)}
-    write_run(tmp_path / "features", OF_RUN, row=np.arange(COUNT), feature=lists(features_of()))
-    changed, named = OTHER_RUNS[name]
-    write_run(tmp_path / "others", OF_RUN | changed, row=np.arange(COUNT), **predictions)
-    assert named in refused(tmp_path, tmp_path / "features", predictions=tmp_path / "others")
-    write_run(tmp_path / "same", OF_RUN | {"dataset": "copy/of/it"}, row=np.arange(COUNT), **predictions)
-    assert page_of(tmp_path / "features", tmp_path / "page", predictions=tmp_path / "same")["count"] == COUNT
-
-
-STREAMED = {"split": None, "images": None, "contents": None}
-
-
-@pytest.mark.parametrize(
-    ("others", "rows", "named"),
-    [
-        (STREAMED | {"split": "test"}, COUNT, None),
-        (STREAMED, COUNT, None),
-        ({"split": None}, COUNT, None),
-        (STREAMED, 9, "split None, expected 'test'"),
-        (STREAMED | {"split": "train"}, COUNT, "split 'train', expected 'test'"),
-        ({"split": None, "contents": "def"}, COUNT, "files of other contents"),
-        ({"split": None, "contents": None, "images": 9}, 9, "images 9, expected 7"),
-    ],
-)
-def test_settings_of_a_stream_or_by_default_are_no_other_ones(
-    others: dict[str, Any], rows: int, named: str | None, tmp_path: Path
-) -> None:
+    changed, rows, named = OTHER_RUNS[name]
     predictions: dict[str, Any] = {"label": ["a"] * rows, "probability": np.full(rows, 0.5, np.float32)}
     write_run(tmp_path / "features", OF_RUN, row=np.arange(COUNT), feature=lists(features_of()))
-    write_run(tmp_path / "others", OF_RUN | others, row=np.arange(rows), **predictions)
+    write_run(tmp_path / "others", OF_RUN | changed, row=np.arange(rows), **predictions)
     if named is None:
         assert page_of(tmp_path / "features", tmp_path / "page", predictions=tmp_path / "others")["count"] == COUNT
     else:

@@ -130,7 +130,7 @@ def test_every_section_has_arrays_or_says_why_not(monkeypatch: pytest.MonkeyPatc
     # No figure is drawn.
     figures = {name: lambda *_args, **_options: None for name in vars(plots) if name.startswith("plot_")}
     monkeypatch.setattr(sheet, "plots", SimpleNamespace(**{**vars(plots), **figures}))
-    checked, count = 0, draws(40, nightly=400)
+    checked, count = 0, draws(25, nightly=400)
     for seed in range(count):
         draw = random.Random(seed)
         case = drawn_case(draw)

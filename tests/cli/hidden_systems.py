@@ -26,7 +26,6 @@ SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGKILL", "SIG
 CALLS = ("fork", "setsid", "killpg", "getpgid", "setpgrp", "getuid", "geteuid", "fchmod", "mkfifo", "sysconf")
 LIBRARIES = (
     "accelerate",
-    "captum.attr",
     "datasets",
     "evaluate",
     "filelock",

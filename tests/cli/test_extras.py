@@ -17,6 +17,7 @@ from plain_vit.analysis.gradients import integrated_gradients
 from plain_vit.errors import MissingPackageError, PlainViTError
 from plain_vit.extras import needs
 from tests import ROOT
+from tests.sizes import few
 
 SCRIPTS = (
     "demo.py", "evaluate_image_classification.py", "extract_features.py", "finetune_image_classification.py",
@@ -73,23 +74,22 @@ def named(text: str) -> str:
 
 
 DRIVER = """
-import importlib, io, json, os, pkgutil, runpy, sys
+import importlib, json, os, pkgutil, runpy, sys
 import plain_vit, plain_vit.conversion, plain_vit.hub, plain_vit.model_card
 from plain_vit.errors import PlainViTError
 
-outcomes = {"modules": {}, "scripts": {}}
+modules, programs = {}, []
 for module in pkgutil.walk_packages(plain_vit.__path__, "plain_vit."):
     try:
         importlib.import_module(module.name)
     except PlainViTError as error:
-        outcomes["modules"][module.name] = str(error)
-for name in sys.argv[2:]:
-    path = os.path.join(sys.argv[1], name)
+        modules[module.name] = str(error)
+for path, *words in json.loads(sys.argv[1]):
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.dup2(writing, 2)
-        sys.argv, sys.path[0] = [path, "--help"], os.path.dirname(path)
+        sys.argv, sys.path[0] = [path, *words], os.path.dirname(path)
         try:
             runpy.run_path(path, run_name="__main__")
         except SystemExit as left:
@@ -97,37 +97,49 @@ for name in sys.argv[2:]:
         os._exit(1)
     os.close(writing)
     with os.fdopen(reading) as said:
-        outcomes["scripts"][name] = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said.read()]
-print(json.dumps(outcomes))
+        programs.append([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said.read()])
+print("\\n" + json.dumps([modules, programs]))
 """
+
+
+def outcomes_without(hidden: set[str], folder: Path) -> tuple[dict[str, str], dict[str, tuple[int, str]]]:
+    """Return what modules that lack a package say, and exit codes and standard error of the scripts and of `show`."""
+    (folder / "image.png").touch()
+    (folder / "model").mkdir()
+    show = [ROOT / "plain_vit_command.py", "show", "image.png", "--model", "model", "--out", "out"]
+    programs = [*([ROOT / "examples" / name, "--help"] for name in SCRIPTS), show]
+    run = without(hidden, folder, "-c", DRIVER, json.dumps(programs, default=str))
+    assert run.returncode == 0, run.stderr
+    modules, outcomes = json.loads(run.stdout.splitlines()[-1])
+    return modules, dict(zip([*SCRIPTS, "show"], map(tuple, outcomes), strict=True))
 
 
 @pytest.mark.slow
 def test_every_module_and_script_says_in_one_line_what_is_missing(tmp_path: Path) -> None:
-    run = without(OPTIONAL, tmp_path, "-c", DRIVER, ROOT / "examples", *SCRIPTS)
-    assert run.returncode == 0, run.stderr
-    outcomes = json.loads(run.stdout)
-    for name, message in outcomes["modules"].items():
+    modules, programs = outcomes_without(OPTIONAL, tmp_path)
+    for name, message in modules.items():
         assert named(message) in OPTIONAL, name
-    lacking = {name.removeprefix("plain_vit.") for name in outcomes["modules"]}
+    lacking = {name.removeprefix("plain_vit.") for name in modules}
     assert {"analysis.plots", "analysis.sheet", "training.data", "training.run.report"} <= lacking
     assert not {"analysis", "analysis.attention", "training.glyphs", "training.losses", "cli"} & lacking
-    for name in SCRIPTS:
-        code, said = outcomes["scripts"][name]
+    for name, (code, said) in programs.items():
         assert code == MissingPackageError.exit_code, (name, said)
-        assert said.startswith(f"{Path(name).name}: ")
+        assert said.startswith("plain-vit: " if name == "show" else f"{Path(name).name}: ")
         assert named(said) in OPTIONAL
 
 
 @pytest.mark.slow
-def test_the_command_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "image.png").touch()
-    (tmp_path / "model").mkdir()
-    words = ("show", "image.png", "--model", "model", "--out", "out")
-    run = without({"matplotlib"}, tmp_path, "-m", "plain_vit_command", *words)
-    assert run.returncode == MissingPackageError.exit_code
-    assert named(run.stderr) == "matplotlib"
-    assert run.stderr.endswith(': pip install "plain-vit[analysis]"\n')
+@pytest.mark.parametrize("package", few(["matplotlib", "accelerate", "datasets", "evaluate", "sklearn"], 1))
+def test_a_package_that_alone_is_missing_is_named(package: str, tmp_path: Path) -> None:
+    modules, programs = outcomes_without({package}, tmp_path)
+    assert {named(message) for message in modules.values()} <= {package}
+    for name, (code, said) in programs.items():
+        if code == MissingPackageError.exit_code:
+            assert named(said) == (package if name != "space/app.py" else "gradio")
+        elif name != "show":  # whose folder is no model
+            assert code == 0, said
+    if package == "matplotlib":
+        assert programs["show"][1].endswith(': pip install "plain-vit[analysis]"\n')
 
 
 def test_integrated_gradients_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,19 +147,6 @@ def test_integrated_gradients_say_what_to_install(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "captum.attr", None)
     with pytest.raises(MissingPackageError, match=r'captum is not installed: pip install "plain-vit\[analysis\]"'):
         integrated_gradients(None, None)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("package", ["accelerate", "datasets", "evaluate", "sklearn", "matplotlib"])
-def test_each_package_that_a_script_needs_is_named_where_it_alone_is_missing(
-    script: str, package: str, tmp_path: Path
-) -> None:
-    run = without({package}, tmp_path, ROOT / "examples" / script, "--help")
-    if run.returncode == MissingPackageError.exit_code:
-        assert named(run.stderr) == (package if script != "space/app.py" else "gradio")
-    else:
-        assert run.returncode == 0, run.stderr
 
 
 def test_a_folder_of_the_packages_name_is_not_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from vit_pytorch import ViT
 
 from tests import ROOT
 from tests.hub.endpoint import HubEndpoint
+from tests.sizes import NIGHTLY
 
 SHAPE = ["--num-attention-heads", "4", "--image-size", "16", "--patch-size", "8"]
 IMAGE = "examples/space/images/3.png"
@@ -19,30 +20,35 @@ IMAGE = "examples/space/images/3.png"
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["windows", "macos"])
 def test_a_model_is_converted_trained_used_and_pushed(system: str, tmp_path: Path, hub: HubEndpoint) -> None:
-    def run(*words: str | Path) -> str:
-        # As on Windows, UTF-8 is the default neither for files nor for pipes.
-        environment = hub.environment(tmp_path / "cache") | {
-            "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "PYTHONIOENCODING": "cp1252",
-        }  # fmt: skip
-        command = [sys.executable, "-m", "tests.cli.hidden_systems", system, *words]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True)
-        assert done.returncode == 0, done.stderr.decode("cp1252")
-        return done.stdout.decode("cp1252")
-
     source, folder, trained, shown = (tmp_path / name for name in ("source.safetensors", "vit", "trained", "shown"))
     vit = ViT(image_size=16, patch_size=8, num_classes=10, dim=256, depth=1, heads=4, mlp_dim=3072)  # one of 3 MB
     save_file(vit.state_dict(), source)
     folder.mkdir()
-    convert = ("convert", source, folder, *SHAPE)
-    printed = run(*convert, "+", *convert, "--force", "+", "verify", source, folder, *SHAPE)
-    assert printed.count("0.00e+00") >= 4
-    train = ("finetune", "--model", folder, "--dataset", "digits", "--output_dir", trained, "--steps")
-    run(*train, "2", "--num_workers", "2", "--checkpoint_every", "1")
-    run(*train, "2", "--resume")
-    use = ("predict", IMAGE, "--model", trained, "+", "show", IMAGE, "--model", trained, "--out", shown)
-    back = ("export", trained, tmp_path / "back.safetensors", "--to", "vit_pytorch")
-    assert "3.png" in run(*use, "+", *back, "+", "push", trained, "alice/model")
-    assert (shown / "index.html").exists()
+    convert = ["convert", source, folder, *SHAPE]
+    train = ["finetune", "--model", folder, "--dataset", "digits", "--output_dir", trained, "--steps", "2"]
+    commands = [
+        convert, [*convert, "--force"], [*train, "--num_workers", "1", "--checkpoint_every", "1"], [*train, "--resume"],
+        ["predict", IMAGE, "--model", trained], ["push", trained, "alice/model"],
+    ]  # fmt: skip
+    if system == "windows" or NIGHTLY:  # macOS lacks less
+        commands += [
+            ["verify", source, folder, *SHAPE], ["show", IMAGE, "--model", trained, "--out", shown],
+            ["export", trained, tmp_path / "back.safetensors", "--to", "vit_pytorch"],
+        ]  # fmt: skip
+    words = [word for command in commands for word in (*command, "+")]
+    # As on Windows, UTF-8 is the default neither for files nor for pipes.
+    environment = hub.environment(tmp_path / "cache") | {
+        "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "PYTHONIOENCODING": "cp1252",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cli.hidden_systems", system, *words],
+        cwd=ROOT, env=environment, capture_output=True, encoding="cp1252",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "3.png" in done.stdout
+    if ["verify", source, folder, *SHAPE] in commands:
+        assert done.stdout.count("0.00e+00") >= 4
+        assert (shown / "index.html").exists()
     assert set(hub.files("alice/model")) >= {"config.json", "model.safetensors", "README.md"}
 
 

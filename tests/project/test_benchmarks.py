@@ -1,11 +1,7 @@
 """The benchmark harness: turns in separate processes, reports, and failing cases."""
 
 import json
-import multiprocessing
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +12,6 @@ from benchmarks import bench_batch, bench_extract, bench_kernels, harness
 from benchmarks import table as speeds
 from benchmarks.harness import (
     Case,
-    Checked,
     Result,
     compare,
     memory_bandwidth,
@@ -27,45 +22,23 @@ from benchmarks.harness import (
     slug,
     table,
 )
-from tests import ROOT
-
-
-def sleeping(seconds: float) -> Callable[[], None]:
-    return lambda: time.sleep(seconds)
-
-
-def sleeping_as_expected(seconds: float) -> Checked:
-    return Checked(sleeping(seconds), 0.25)
-
-
-def allocating(megabytes: int) -> Callable[[], torch.Tensor]:
-    return lambda: torch.ones(megabytes * 10**6, dtype=torch.uint8)
-
-
-def failing(after: int) -> Callable[[], None]:
-    turns = iter(range(after))
-    return lambda: print(next(turns))
+from tests.processes import in_a_process, server
+from tests.project.cases import CASES, failing, in_one_process, sleeping, with_a_process
+from tests.sizes import few
 
 
 @pytest.mark.slow
 def test_cases_take_turns_and_tell_their_time_and_memory() -> None:
-    cases = [
-        Case("short", sleeping, {"seconds": 0.2}),
-        Case("long", sleeping_as_expected, {"seconds": 0.5}, limit=0.4),
-        Case("large", allocating, {"megabytes": 300}),
-    ]
-    short, long, large = compare(cases, turns=3)
-    assert 0.2 <= short.fastest <= short.seconds <= short.slowest
-    assert 0.5 <= long.fastest <= long.seconds
+    cases = [*CASES, Case("process", with_a_process, {"seconds": 0.2})]
+    short, long, large, process = compare(cases, turns=3)
+    assert_as_expected(short, long, large)
     assert short.ratio == short.ratio_of_fastest == 1
     assert long.ratio == long.seconds / short.seconds
     assert 1.5 < long.ratio_of_fastest <= 0.5 / 0.2 + 0.1
     assert (short.limit, long.limit) == (None, 0.4)
-    assert (short.difference, long.difference) == (None, 0.25)
-    if large.peak is not None and large.own is not None and short.peak is not None:  # where the system tells
-        assert large.peak == pytest.approx(300e6, rel=0.05)
+    assert process.seconds >= 0.2
+    if large.own is not None:  # where the system tells
         assert large.own == pytest.approx(300e6, rel=0.05)
-        assert short.peak < 10e6
 
 
 @pytest.mark.slow
@@ -74,56 +47,19 @@ def test_a_case_that_fails_is_named_with_its_trace() -> None:
         compare([Case("first", sleeping, {"seconds": 0}), Case("second", failing, {"after": 1})], turns=3)
 
 
-IN_ONE_PROCESS = """
-import os
-import time
-
-from benchmarks.harness import Case, Checked, compare
-from tests.project.test_benchmarks import allocating, failing, sleeping
-
-processes = []
-
-
-def noting(seconds):
-    processes.append(os.getpid())
-    return Checked(sleeping(seconds), 0.25)
-
-
-cases = [
-    Case("short", sleeping, {"seconds": 0.2}),
-    Case("long", noting, {"seconds": 0.5}),
-    Case("large", allocating, {"megabytes": 300}),
-]
-short, long, large = compare(cases, turns=2, at_once=2, one_process=True)
-assert processes == [os.getpid()]
-assert 0.2 <= short.fastest <= short.seconds < 0.5 <= long.fastest
-assert (short.difference, long.difference) == (None, 0.25)
-assert large.peak is None or 285e6 < large.peak < 315e6, large.peak
-assert short.peak is None or short.peak < 10e6, short.peak
-compare([cases[0], Case("failing", failing, {"after": 1})], turns=2, one_process=True)
-"""
-
-
 @pytest.mark.slow
 def test_cases_can_take_turns_in_one_process() -> None:
-    done = subprocess.run([sys.executable, "-c", IN_ONE_PROCESS], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert re.search(r"RuntimeError: failing failed:\nTraceback(?s:.*)StopIteration", done.stderr), done.stderr
+    assert_as_expected(*in_a_process(in_one_process, context=server))
+    with pytest.raises(RuntimeError, match=r"^failing failed:\nTraceback(?s:.*)StopIteration"):
+        compare([Case("short", sleeping, {"seconds": 0}), Case("failing", failing, {"after": 1})], 2, one_process=True)
 
 
-def with_a_process(seconds: float) -> Callable[[], None]:
-    def turn() -> None:
-        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(seconds,))
-        process.start()
-        process.join()
-        assert process.exitcode == 0
-
-    return turn
-
-
-@pytest.mark.slow
-def test_a_case_may_start_processes() -> None:
-    (result,) = compare([Case("one process", with_a_process, {"seconds": 0.2})], turns=1)
-    assert result.seconds >= 0.2
+def assert_as_expected(short: Result, long: Result, large: Result) -> None:
+    assert 0.2 <= short.fastest <= short.seconds <= short.slowest
+    assert 0.5 <= long.fastest <= long.seconds
+    assert (short.difference, long.difference) == (None, 0.25)
+    assert large.peak is None or large.peak == pytest.approx(300e6, rel=0.05)
+    assert short.peak is None or short.peak < 10e6
 
 
 def test_a_report_is_a_table_and_a_line_of_json(
@@ -276,20 +212,20 @@ def test_a_training_step_has_no_more_kernels_and_casts_than_timm_s() -> None:
     assert (on_copies.step.kernels, on_copies.step.casts) <= (436, 41)
 
 
+ROTATED = [
+    ("DINOv3-S", "bfloat16 autocast", (478, 1014, 417)), ("DINOv3-S", "float32", (294, 693, 0)),
+    ("EVA-02-Ti", "float32", (280, 643, 0)), ("EVA-02-Ti", "bfloat16 autocast", (464, 964, 393)),
+]  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "most"),
-    [
-        ("DINOv3-S", {"float32": (294, 693, 0), "bfloat16 autocast": (478, 1014, 417)}),
-        ("EVA-02-Ti", {"float32": (280, 643, 0), "bfloat16 autocast": (464, 964, 393)}),
-    ],
-)
-def test_rotated_queries_and_keys_need_few_kernels(model: str, most: dict[str, tuple[int, int, int]]) -> None:
-    for dtype, (forward, step, casts) in most.items():
-        found = bench_kernels.count(model, "plain_vit", dtype, fused=True)
-        assert found.forward.kernels <= forward
-        assert found.step.kernels <= step
-        assert found.step.casts <= casts
+@pytest.mark.parametrize(("model", "dtype", "most"), few(ROTATED, 2))
+def test_rotated_queries_and_keys_need_few_kernels(model: str, dtype: str, most: tuple[int, int, int]) -> None:
+    found = bench_kernels.count(model, "plain_vit", dtype, fused=True)
+    forward, step, casts = most
+    assert found.forward.kernels <= forward
+    assert found.step.kernels <= step
+    assert found.step.casts <= casts
 
 
 def test_a_forward_pass_calls_few_functions_more_than_transformers() -> None:

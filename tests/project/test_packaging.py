@@ -5,12 +5,8 @@ import functools
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tarfile
-import textwrap
-import tomllib
 import zipfile
 from email import message_from_bytes
 from importlib.metadata import packages_distributions, requires
@@ -25,8 +21,8 @@ import plain_vit
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.training.run.folder import read_log
 from tests import ROOT
+from tests.project.conftest import ADDRESS, build, copy_sources, files_below, run
 
-ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["plain-vit"]["address"]
 RELATIVE_LINK = re.compile(r"\]\((?!https?://|#)([^)]*)\)")
 
 # The packages whose models are converted: imported where a live model of theirs is at hand or asked for.
@@ -94,46 +90,6 @@ def test_every_import_is_a_declared_requirement(pattern: str, extras: tuple[str,
     assert not {name: missing for name, missing in undeclared.items() if missing}
 
 
-def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    """Run a command, its standard output being the result; what it says is shown where it fails."""
-    done = subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-LEFT_BY_TOOLS = ("__pycache__", "build", "dist", "runs", "site", "*.egg-info")
-
-
-def files_below(folder: Path) -> list[Path]:
-    """The files of a folder that are not left by Python."""
-    return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-
-
-def copy_sources(folder: Path) -> Path:
-    """Copy the checkout: setuptools writes next to the sources, and packs leftovers of an old build/."""
-    hidden = [path.name for path in ROOT.glob(".*") if path.name not in (".ci", ".github")]
-    shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*LEFT_BY_TOOLS, *hidden))
-    return folder / "source"
-
-
-def build(source: Path, kind: str) -> tuple[Path, str]:
-    """Build one distribution; return it, and what the build said."""
-    done = subprocess.run(
-        [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", "dist", source],
-        cwd=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    (built,) = (source / "dist").iterdir()
-    return built, done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    built, said = build(copy_sources(tmp_path_factory.mktemp("wheel")), "wheel")
-    assert ("gives the project no address" in said) == (not ADDRESS)
-    return built
-
-
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds the installed wheel alone; what it needs comes from the environment of the tests."""
@@ -166,38 +122,16 @@ def test_metadata_gives_the_package_s_own_version_and_licence(wheel: Path) -> No
     assert archive.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
 
 
-@pytest.mark.slow
-def test_installed_wheel_saves_and_opens_a_model_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
-    script = """
-        import plain_vit, torch
-        from transformers import AutoModelForImageClassification
+# Runs scripts one after the other, each in processes that are forked from a server with the installed package.
+RUNS = """
+import json, sys
+import plain_vit
+from tests.processes import run_forked
 
-        print(plain_vit.__file__)
-        config = plain_vit.PlainViTConfig(
-            image_size=(12, 20), patch_size=4, num_channels=2, num_labels=7,
-            hidden_size=24, num_hidden_layers=3, num_attention_heads=2, intermediate_size=40,
-        )
-        model = plain_vit.PlainViTForImageClassification(config).eval()
-        model.save_pretrained("saved")
-        opened = AutoModelForImageClassification.from_pretrained("saved").eval()
-        pixel_values = torch.randn(5, 2, 12, 20)
-        assert torch.equal(model(pixel_values).logits, opened(pixel_values).logits)
-    """
-    printed = run(sys.executable, "-c", textwrap.dedent(script), cwd=tmp_path, PYTHONPATH=str(installed))
-    assert Path(printed.splitlines()[0]).is_relative_to(installed)
-
-
-@pytest.mark.slow
-def test_installed_command_opens_the_shipped_checkpoint_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
-    (checkpoint,) = (ROOT / "examples" / "checkpoints").glob("*.pt")
-    source = shutil.copy(checkpoint, tmp_path)
-    built = json.loads(checkpoint.with_suffix(".json").read_text())["constructor"]
-    said = {"num-attention-heads": "heads", "image-size": "image_size", "patch-size": "patch_size"}
-    words = [word for option, argument in said.items() for word in (f"--{option}", str(built[argument]))]
-    run(
-        installed / "bin" / "plain-vit", "convert", source, "converted", *words, cwd=tmp_path, PYTHONPATH=str(installed)
-    )
-    assert (tmp_path / "converted" / "model.safetensors").is_file()
+print(plain_vit.__file__)
+for words, count in json.loads(sys.argv[1]):
+    print(run_forked(words, count))
+"""
 
 
 @pytest.mark.slow
@@ -206,24 +140,25 @@ def test_installed_scripts_start_as_modules_by_the_command_and_copied_out_to_the
 ) -> None:
     PlainViTForImageClassification(PlainViTConfig(**TINY)).save_pretrained(tmp_path / "model")
     PlainViTImageProcessor(size=TINY["image_size"]).save_pretrained(tmp_path / "model")
-    lines = functools.partial(run, cwd=tmp_path, PYTHONPATH=str(installed))
     command = installed / "bin" / "plain-vit"
-    shipped = Path(lines(command, "examples", "--path").strip())
+    shipped = Path(run(command, "examples", "--path", cwd=tmp_path, PYTHONPATH=str(installed)).strip())
     assert shipped.is_relative_to(installed)
     script = "finetune_image_classification"
-    options = ["--model", "model", "--dataset", "digits", "--steps", "3", "--batch_size", "8", "--validation_fraction",
-               "0.9", "--no_report"]  # fmt: skip
-    launch = [sys.executable, "-m", "accelerate.commands.launch"]
-    two = ["--config_file", str(shipped / "accelerate_configs" / "cpu_2_processes.yaml")]
-    lines(command, "finetune", *options, "--output_dir", "by_command")
-    lines(*launch, *two, "-m", f"plain_vit.examples.{script}", *options, "--output_dir", "as_module")
     text = (shipped / f"{script}.py").read_text(encoding="utf-8")
     (tmp_path / "mine.py").write_text(text.replace("def start(", "print('mine')\n\n\ndef start("), encoding="utf-8")
-    assert lines(sys.executable, "mine.py", *options, "--output_dir", "mine").startswith("mine\n")
-    losses = [
-        [row["train_loss"] for row in read_log(tmp_path / name) if "train_loss" in row]
-        for name in ("by_command", "as_module", "mine")
-    ]
+    options = ["--model", "model", "--dataset", "digits", "--steps", "3", "--batch_size", "8", "--validation_fraction",
+               "0.9", "--no_report", "--output_dir"]  # fmt: skip
+    runs = {
+        "by_command": ([str(command), "finetune"], 1),
+        "as_module": (["-m", f"plain_vit.examples.{script}"], 2),
+        "mine": (["mine.py"], 1),
+    }
+    words = json.dumps([([*start, *options, name], count) for name, (start, count) in runs.items()])
+    places = os.pathsep.join(map(str, (installed, ROOT)))  # where `tests` is
+    printed = run(sys.executable, "-c", RUNS, words, cwd=tmp_path, PYTHONPATH=places)
+    assert printed.startswith(f"{installed}{os.sep}")
+    assert "\nmine\n" in printed
+    losses = [[row["train_loss"] for row in read_log(tmp_path / name) if "train_loss" in row] for name in runs]
     assert losses[0] == losses[2] != []
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
@@ -268,9 +203,7 @@ def test_the_source_distribution_holds_the_checkout_and_its_tests_run_there(tmp_
     packed = {path.relative_to(unpacked).as_posix() for path in files_below(unpacked)}
     assert before - packed == set()
     assert {name for name in packed - before if ".egg-info/" not in name} == {"PKG-INFO", "setup.cfg"}
-    tests = ("model/test_configuration", "model/test_golden", "sources/test_what_opens", "training/test_documentation",
-             "cli/test_errors")  # fmt: skip
-    words = [f"tests/{name}.py" for name in tests]
+    words = [f"tests/{name}.py" for name in ("model/test_golden", "training/test_documentation", "cli/test_errors")]
     said = run(
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, cwd=unpacked, PYTHONPATH=str(unpacked)
     )

@@ -1,0 +1,52 @@
+"""The built distributions, of which the wheel is built once for all tests."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["plain-vit"]["address"]
+LEFT_BY_TOOLS = ("__pycache__", "build", "dist", "runs", "site", "*.egg-info")
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    """Run a command, its standard output being the result; what it says is shown where it fails."""
+    done = subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files of a folder that are not left by Python."""
+    return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+
+
+def copy_sources(folder: Path) -> Path:
+    """Copy the checkout: setuptools writes next to the sources, and packs leftovers of an old build/."""
+    hidden = [path.name for path in ROOT.glob(".*") if path.name not in (".ci", ".github")]
+    shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*LEFT_BY_TOOLS, *hidden))
+    return folder / "source"
+
+
+def build(source: Path, kind: str) -> tuple[Path, str]:
+    """Build one distribution; return it, and what the build said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", "dist", source],
+        cwd=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    (built,) = (source / "dist").iterdir()
+    return built, done.stdout
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built, said = build(copy_sources(tmp_path_factory.mktemp("wheel")), "wheel")
+    assert ("gives the project no address" in said) == (not ADDRESS)
+    return built
