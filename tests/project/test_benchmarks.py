@@ -1,6 +1,7 @@
 """The benchmark harness: turns in separate processes, reports, and failing cases."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,14 @@ from tests.project.cases import CASES, failing, in_one_process, sleeping, with_a
 from tests.sizes import few
 
 
+@pytest.fixture
+def prepared_server() -> None:
+    """Start the server from which the processes of cases are forked with the imports of tests/processes.py."""
+    in_a_process(os.getpid, context=server)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("prepared_server")
 def test_cases_take_turns_and_tell_their_time_and_memory() -> None:
     cases = [*CASES, Case("process", with_a_process, {"seconds": 0.2})]
     short, long, large, process = compare(cases, turns=3)
@@ -42,6 +50,7 @@ def test_cases_take_turns_and_tell_their_time_and_memory() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prepared_server")
 def test_a_case_that_fails_is_named_with_its_trace() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)^second failed:.*StopIteration"):
         compare([Case("first", sleeping, {"seconds": 0}), Case("second", failing, {"after": 1})], turns=3)

@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 from PIL import Image
 
 from tests import ROOT
-from tests.sizes import few
+from tests.sizes import NIGHTLY, few
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -76,6 +76,8 @@ def blocks_of(page: Path) -> list[tuple[str, str]]:
 OURS = ("plain_vit", "__editable__")
 PIP_OF_CLONE = re.compile(r"^pip install \.$", re.MULTILINE)
 PIP = re.compile(r'^pip install "?([\w.-]+)(?:\[([\w,]+)\])?"?$', re.MULTILINE)
+TRAINING = re.compile(r"^python +examples/finetune.*$", re.MULTILINE)
+TRAINING_AGAIN = re.compile(r"^accelerate launch .*$", re.MULTILINE)
 SITE = Path(torch.__file__).parents[1]
 
 
@@ -112,6 +114,12 @@ def with_what_is_lent(commands: list[tuple[str, Any]], extra_names: tuple[str, .
         lent |= new
         complete += [("lend", sorted(map(str, new))), (kind, code)] if new else [(kind, code)]
     return complete
+
+
+def adapted(code: str) -> str:
+    """Return the lines of a shell, with the installation of the wheel; usually with one short training run."""
+    code = PIP_OF_CLONE.sub("pip install plain-vit", code)
+    return code if NIGHTLY else TRAINING_AGAIN.sub("", TRAINING.sub(r"\g<0> --steps 2 --evaluations 1", code))
 
 
 def is_left_out(page: Path, code: str) -> bool:
@@ -187,8 +195,7 @@ def test_every_block_runs_as_written_in_an_empty_folder_with_the_installed_wheel
     else:
         everything = [str(path) for path in SITE.iterdir() if not path.name.startswith(OURS)]
         commands.insert(0, ("lend", everything))
-    commands = [(kind, PIP_OF_CLONE.sub("pip install plain-vit", code) if kind == "bash" else code)
-                for kind, code in commands]  # fmt: skip
+    commands = [(kind, adapted(code) if kind == "bash" else code) for kind, code in commands]
     (tmp_path / "blocks.json").write_text(json.dumps(commands))
     done = subprocess.run(
         ["python", "-c", SESSION, tmp_path / "blocks.json", tmp_path / "printed.json", tmp_path / "lent/site-packages"],
