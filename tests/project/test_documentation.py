@@ -14,6 +14,7 @@ from plain_vit.cli import main
 from plain_vit.conversion.export import ENGINES
 from plain_vit.conversion.sources import FORMATS, format_named
 from tests import ROOT
+from tests.sizes import few
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -39,7 +40,7 @@ def test_the_readme_says_what_each_format_is_written_as() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["model", "vit_pytorch", "transformers", "look_inside"])
+@pytest.mark.parametrize("page", few(["model", "vit_pytorch", "transformers", "look_inside"], 2))
 def test_the_blocks_of_a_page_run_one_after_the_other(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

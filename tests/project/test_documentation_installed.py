@@ -46,7 +46,8 @@ NOT_RUN = {
     ("training.md", f"{LAUNCHED}gpus.yaml examples/pretrain_masked_patches.py"): GPUS,
 }
 
-# Runs the blocks of one page one after the other, the Python ones in one session, and writes what each printed.
+# Runs the blocks of one page one after the other, the Python ones and the lines of "command" in one session, and writes
+# what each printed.
 SESSION = """
 import contextlib, importlib, io, json, os, subprocess, sys
 names = {"__name__": "__main__"}
@@ -60,6 +61,15 @@ for kind, code in json.load(open(sys.argv[1])):
         with contextlib.redirect_stdout(io.StringIO()) as output:
             exec(compile(code, "block", "exec"), names)
         printed.append(output.getvalue())
+    elif kind == "command":
+        importlib.invalidate_caches()
+        from plain_vit_command import main
+        expanded = subprocess.run(["bash", "-c", "printf '%s\\\\0' " + code], stdout=subprocess.PIPE, text=True).stdout
+        with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(output):
+            failed = main(expanded.split("\\0")[1:-1])
+        printed.append(output.getvalue())
+        if failed:
+            printed[-1] += f"plain-vit left with {failed}\\n"
     else:
         done = subprocess.run(["bash", "-e", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         printed.append(done.stdout + done.stderr)
@@ -116,10 +126,16 @@ def with_what_is_lent(commands: list[tuple[str, Any]], extra_names: tuple[str, .
     return complete
 
 
-def adapted(code: str) -> str:
-    """Return the lines of a shell, with the installation of the wheel; usually with one short training run."""
-    code = PIP_OF_CLONE.sub("pip install plain-vit", code)
-    return code if NIGHTLY else TRAINING_AGAIN.sub("", TRAINING.sub(r"\g<0> --steps 2 --evaluations 1", code))
+def line_by_line(blocks: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the blocks in which each line of a shell is one, with one training run of two steps."""
+    lines: list[tuple[str, str]] = []
+    for kind, code in blocks:
+        if kind != "bash":
+            lines.append((kind, code))
+            continue
+        code = TRAINING_AGAIN.sub("", TRAINING.sub(r"\g<0> --steps 2 --evaluations 1", code))
+        lines += [(kind, line) for line in code.replace("\\\n", "").splitlines() if line]
+    return lines
 
 
 def is_left_out(page: Path, code: str) -> bool:
@@ -185,17 +201,20 @@ def test_every_block_runs_as_written_in_an_empty_folder_with_the_installed_wheel
         blocks[first : first + 1] = [("bash", f"{install}\nplain-vit examples"), ("bash", rest)]
     elif not any('pip install "plain-vit[' in code for _, code in blocks):
         blocks.insert(0, ("bash", "pip install plain-vit"))  # a page that begins after the README
-    commands: list[tuple[str, Any]] = [
-        (kind, code.splitlines()[0].removeprefix("$ ") if kind == "console" else code)
-        for kind, code in blocks
-        if kind != "text"
-    ]
+    if not NIGHTLY:
+        blocks = line_by_line(blocks)
+    commands: list[tuple[str, Any]] = []
+    for kind, code in blocks:
+        code = code.splitlines()[0].removeprefix("$ ") if kind == "console" else code
+        in_session = not NIGHTLY and code.startswith("plain-vit ")
+        commands += [("command" if in_session else kind, code)] if kind != "text" else []
     if page.name == "README.md":
         commands = with_what_is_lent(commands, ("pip", "setuptools"))
     else:
         everything = [str(path) for path in SITE.iterdir() if not path.name.startswith(OURS)]
         commands.insert(0, ("lend", everything))
-    commands = [(kind, adapted(code) if kind == "bash" else code) for kind, code in commands]
+    commands = [(kind, PIP_OF_CLONE.sub("pip install plain-vit", code) if kind == "bash" else code)
+                for kind, code in commands]  # fmt: skip
     (tmp_path / "blocks.json").write_text(json.dumps(commands))
     done = subprocess.run(
         ["python", "-c", SESSION, tmp_path / "blocks.json", tmp_path / "printed.json", tmp_path / "lent/site-packages"],
@@ -210,7 +229,9 @@ def test_every_block_runs_as_written_in_an_empty_folder_with_the_installed_wheel
         else:
             last = next(printed)
         if kind == "console":
-            assert last.splitlines() == code.splitlines()[1:]
+            assert last.partition("plain-vit left with ")[0].splitlines() == code.splitlines()[1:]
+        elif kind == "bash":
+            assert "plain-vit left with " not in last, last
     place = subprocess.run(
         ["python", "-c", "import plain_vit; print(plain_vit.__file__)"],
         cwd=folder, env=newcomer, capture_output=True, text=True, check=True,
