@@ -1,10 +1,15 @@
-"""The built distributions, of which the wheel is built once for all tests."""
+"""Distributions, of which the wheel is built once for all tests, and folders over HTTP."""
 
+import contextlib
+import functools
+import http.server
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,3 +55,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built, said = build(copy_sources(tmp_path_factory.mktemp("wheel")), "wheel")
     assert ("gives the project no address" in said) == (not ADDRESS)
     return built
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve the files of a folder over HTTP, and return their address."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()

@@ -5,8 +5,6 @@ what its lines have installed so far, for the other pages everything. The wheel 
 one package, by the lines that the pages give; `pip install .` becomes the same line, as the wheel is built once.
 """
 
-import functools
-import http.server
 import importlib.metadata
 import json
 import os
@@ -14,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from packaging.utils import canonicalize_name
 from PIL import Image
 
 from tests import ROOT
+from tests.project.conftest import served
 from tests.sizes import NIGHTLY, few
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -156,11 +154,8 @@ def index(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     root = tmp_path_factory.mktemp("index")
     (root / "plain-vit").mkdir()
     shutil.copy(wheel, root / "plain-vit")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(root))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+    with served(root) as address:
+        yield address
 
 
 @pytest.fixture

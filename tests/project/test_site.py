@@ -1,12 +1,9 @@
 """The documentation as a site: built without a warning, complete, self-contained, readable on a phone."""
 
-import functools
-import http.server
 import importlib
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,6 +15,7 @@ from tests import ROOT
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: the extra `docs` has it")
 
+from tests.project.conftest import served
 from tools.documentation import REFERENCE, public_names
 
 pytestmark = pytest.mark.slow
@@ -52,12 +50,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(site: Path) -> Iterator[str]:
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+def address(site: Path) -> Iterator[str]:
+    with served(site) as address:
+        yield address
 
 
 def read(page: Path) -> Loaded:
@@ -88,23 +83,23 @@ def test_no_page_loads_anything_from_elsewhere_and_all_that_it_loads_is_there(si
 
 
 @pytest.mark.parametrize("opened", ["as a folder", "from a server"])
-def test_the_search_finds_a_name(opened: str, site: Path, served: str, browser: Any) -> None:
+def test_the_search_finds_a_name(opened: str, site: Path, address: str, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.goto(f"{served}model.html" if opened == "from a server" else (site / "model.html").as_uri())
+    page.goto(f"{address}model.html" if opened == "from a server" else (site / "model.html").as_uri())
     page.locator("input.md-search__input").press_sequentially("attention_rollout")
     page.wait_for_selector("a.md-search-result__link", timeout=60_000)
     places = [found.get_attribute("href") for found in page.query_selector_all("a.md-search-result__link")]
     assert any(place.endswith("#plain_vit.analysis.attention_rollout") for place in places)
 
 
-def test_no_page_scrolls_sideways(served: str, browser: Any) -> None:
+def test_no_page_scrolls_sideways(address: str, browser: Any) -> None:
     page = browser.new_page()
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
     # What a page still loads when it is left is aborted.
     page.on("requestfailed", lambda request: faults.extend([request.url] * ("ABORTED" not in request.failure)))
     for name in PAGES:
-        page.goto(f"{served}{name}.html")
+        page.goto(f"{address}{name}.html")
         for width in (390, 1280):
             page.set_viewport_size({"width": width, "height": 900})
             page.wait_for_timeout(300)
