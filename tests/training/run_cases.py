@@ -1,6 +1,6 @@
 """Runs example scripts one after another in the same processes, which start once: `torchrun ... run_cases.py CASES`.
 
-CASES is a JSON file: a list of [script, options].
+CASES is a JSON file: a list of [script, options], or of [script, options, step before which it stops].
 """
 
 import json
@@ -16,16 +16,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 from plain_vit.training.loop import Loop
 from tests.processes import LIMIT, run_forked
-from tests.training.runs import open_script
-
-ENTRIES = {
-    "finetune_image_classification": ("finetune", "FinetuneArguments"),
-    "pretrain_masked_patches": ("pretrain", "PretrainArguments"),
-    "evaluate_image_classification": ("evaluate", "EvaluateArguments"),
-    "extract_features": ("extract", "ExtractArguments"),
-    "linear_probe": ("probe", "ProbeArguments"),
-    "predict": ("predict", "PredictArguments"),
-}
+from tests.training.runs import call
 
 
 class Stopped(BaseException):
@@ -34,8 +25,6 @@ class Stopped(BaseException):
 
 def run_case(script: str, options: dict[str, object], *, stop_before: int | None = None) -> None:
     """Run a script with its options, in this process, to its end or up to this step."""
-    module = open_script(script)
-    function, arguments = ENTRIES[script]
     begin_step = Loop._begin_step
 
     def begin(loop: Loop[Any]) -> None:
@@ -49,25 +38,26 @@ def run_case(script: str, options: dict[str, object], *, stop_before: int | None
         mock.patch.object(Loop, "_begin_step", begin),
         suppress(Stopped),
     ):
-        getattr(module, function)(getattr(module, arguments)(**options))
+        call(script, **options)
     AcceleratorState._reset_state(reset_partial_state=False)
 
 
-def run_in_two(cases: Sequence[tuple[str, dict[str, Any]]], file: Path) -> None:
-    """Run cases one after another in two processes, with one thread each.
+def run_in_two(cases: Sequence[tuple[Any, ...]], file: Path) -> str:
+    """Run cases one after another in two processes, with one thread each, and return what they printed.
 
     Args:
-        cases: Scripts with their options.
+        cases: Scripts with their options, and steps before which some stop.
         file: Where the cases are written.
     """
     file.write_text(json.dumps(cases))
-    run_forked(["-m", "tests.training.run_cases", str(file)], 2, LIMIT * max(1, len(cases)))
+    return run_forked(["-m", "tests.training.run_cases", str(file)], 2, LIMIT * max(1, len(cases)))
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    for script, options in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
-        run_case(script, options)
+    torch._logging._internal._init_logs()  # as TORCH_LOGS says, which was read when torch was imported before the fork
+    for script, options, *stop in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
+        run_case(script, options, stop_before=stop[0] if stop else None)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Helpers of the training tests: the example scripts as modules and as processes, and small models for them."""
 
 import functools
+import gc
 import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from transformers import (
 )
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
+from plain_vit.training.data import load_splits
+from plain_vit.training.data.datasets import EMBEDDED, load_digits
 from plain_vit.training.run.folder import read_log
 from tests import ROOT
 from tests.conftest import randomize_
@@ -33,10 +37,24 @@ from tests.processes import LIMIT, run_forked
 from tests.tiny import tiny_config
 
 EXAMPLES = ROOT / "examples"
+ENTRIES = {
+    "finetune_image_classification": ("finetune", "FinetuneArguments"),
+    "pretrain_masked_patches": ("pretrain", "PretrainArguments"),
+    "evaluate_image_classification": ("evaluate", "EvaluateArguments"),
+    "extract_features": ("extract", "ExtractArguments"),
+    "linear_probe": ("probe", "ProbeArguments"),
+    "predict": ("predict", "PredictArguments"),
+}
 PYTHON = [sys.executable]
 TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 SMALL = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 20}
 RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [2, 2], "layer_type": "basic"}
+
+# Most of the time of a short run: Accelerate collects garbage, here in all that was imported, and every run encodes the
+# same 1,797 digits.
+gc.freeze()
+_digits = functools.cache(load_digits)
+EMBEDDED["digits"] = lambda: DatasetDict(_digits())
 
 
 @functools.cache
@@ -47,6 +65,26 @@ def open_script(name: str) -> Any:
     sys.modules[name] = module  # dataclasses and transformers look it up
     specification.loader.exec_module(module)
     return module
+
+
+def call(script: str, /, **options: Any) -> Any:
+    """Run a script in this process and return its result; its options may be paths."""
+    module, (function, arguments) = open_script(script), ENTRIES[script]
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return getattr(module, function)(getattr(module, arguments)(**given))
+
+
+finetune, pretrain, evaluate, extract, probe, predict = (functools.partial(call, script) for script in ENTRIES)
+
+
+def runs_in(folder: Path, **defaults: Any) -> Callable[..., Path]:
+    """Return what fine-tunes, with these options and others, in a folder of a given name in this one."""
+
+    def run(name: str, **options: Any) -> Path:
+        finetune(**{**defaults, "output_dir": folder / name, **options})
+        return folder / name
+
+    return run
 
 
 # Processes
@@ -159,6 +197,19 @@ def save_mixed_sizes(folder: Path, train: int = 42, test: int = 31) -> Path:
         splits[split] = Dataset.from_dict(rows, features=features)
     DatasetDict(splits).save_to_disk(folder)
     return folder
+
+
+def save_digits(
+    folder: Path, column: str, kind: Any, label_of: Callable[[int], Any], train: int = 70, test: int = 40
+) -> str:
+    """Save the first digits of both splits with other labels."""
+    splits = {}
+    for split, count in {"train": train, "test": test}.items():
+        rows = load_splits("digits")[split].select(range(count))
+        labels = {"image": rows["image"][:], column: [label_of(digit) for digit in rows["label"][:]]}
+        splits[split] = Dataset.from_dict(labels, features=Features({"image": Image(), column: kind}))
+    DatasetDict(splits).save_to_disk(folder)
+    return str(folder)
 
 
 # Models

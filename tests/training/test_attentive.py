@@ -39,7 +39,7 @@ from plain_vit.training.data import load_digits
 from plain_vit.training.probing import EPSILON, Features, classify_by_neighbors, nearest_neighbors, train_probes
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, pixels, tiny_config
-from tests.training.runs import TORCHRUN, launch, open_script
+from tests.training.runs import open_script
 
 script = open_script("linear_probe")
 
@@ -205,7 +205,7 @@ def in_one_patch(count: int, seed: int) -> tuple[Tokens, Features]:
     return stored(values, labels), Features(values.mean(dim=1), labels)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_an_attentive_probe_finds_the_class_in_one_patch_where_a_linear_probe_does_not() -> None:
     (train, train_means), (test, test_means) = in_one_patch(400, 0), in_one_patch(200, 1)
     attentive = train_attentive_probes(train, 4, heads=2, learning_rates=(0.03,), epochs=25, batch_size=100)
@@ -217,12 +217,11 @@ def test_an_attentive_probe_finds_the_class_in_one_patch_where_a_linear_probe_do
 # The model of a probe
 
 REFUSED = {"deit", "class_attention"}
-QUICK = {*REFUSED, "registers_last", "clip", "mean_all", "map", "query", "representation"}  # the others are slow
+QUICK = {*REFUSED, "registers_last", "clip", "mean_all", "map", "query", "representation"}
 
 
-@pytest.mark.parametrize(
-    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.nightly) for kind in VARIATIONS]
-)
+@pytest.mark.slow(quick=sorted(QUICK))
+@pytest.mark.parametrize("kind", VARIATIONS)
 def test_the_model_of_a_probe_computes_its_logits_from_tokens_of_every_kind(kind: str, tmp_path: Path) -> None:
     model: Any = randomize_(PlainViTForImageClassification(tiny_config(**VARIATIONS[kind]))).eval()
     if kind in REFUSED:
@@ -298,24 +297,6 @@ def test_the_script_votes_and_leaves_the_model_of_the_attentive_probe(
         predicted = model(torch.stack(list(map(torch.as_tensor, inputs["pixel_values"])))).logits.argmax(dim=1)
     right = (predicted == torch.tensor(test["label"][:])).double().mean().item()
     assert right == pytest.approx(first["attentive"]["test_accuracy"], abs=1 / 360)  # tokens were rounded to float16
-
-
-@pytest.mark.nightly
-def test_two_processes_give_the_predictions_of_one(model_folder: Path, tmp_path: Path) -> None:
-    for mode in ("knn", "attentive"):
-        options = {"mode": mode, "neighbors": 10, "learning_rates": 0.01, "epochs": 2}
-        words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-        script.probe(arguments_of(model_folder, tmp_path / "one", *words))
-        launch(
-            "linear_probe", TORCHRUN, model=model_folder, dataset="digits", output_dir=tmp_path / "two",
-            num_processes=2, **options,
-        )  # fmt: skip
-        one, two = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two"))
-        assert one[mode] == two[mode]
-    for split in ("train", "validation", "test"):
-        one, two = (np.load(tmp_path / name / f"tokens-{split}.npy") for name in ("one", "two"))
-        # Batches of another size are summed in another order, and rounded to 11 bits.
-        np.testing.assert_allclose(two.astype(np.float32), one.astype(np.float32), rtol=2**-10, atol=1e-4)
 
 
 def test_the_script_refuses_images_of_many_shapes_before_their_features(model_folder: Path, tmp_path: Path) -> None:

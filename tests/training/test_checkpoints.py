@@ -4,8 +4,6 @@ import itertools
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from multiprocessing import get_context
@@ -22,8 +20,8 @@ from plain_vit.files.manifest import manifest_problem, write_manifest
 from plain_vit.training.hardware.processes import start_accelerator
 from plain_vit.training.run import folder as run_folder
 from plain_vit.training.run.folder import RunFolder
-from tests import ROOT
-from tests.sizes import draws
+from tests.processes import LIMIT, run_forked
+from tests.sizes import draws, few
 from tests.training.kill_matrix import SETTINGS
 
 processes = get_context("fork")  # what is imported need not be imported again
@@ -138,16 +136,12 @@ def test_checkpoint_that_cannot_be_completed_stops_the_run_at_the_next_one(tmp_p
     assert again.begin() == {"step": 1}
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_killed_runs_resume_to_the_same_bits():
-    names = random.Random(1).sample([*SETTINGS], draws(2, nightly=len(SETTINGS)))
+    names = few(SETTINGS, 3)
     # In a process of its own: what it forks inherits neither threads nor an accelerator.
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.training.kill_matrix", "--kills", str(2 * len(names)), "--seed", "1",
-         "--settings", *names],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    _, *rows = (line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| "))
+    words = ["--kills", str(2 * len(names)), "--seed", "1", "--settings", *names]
+    printed = run_forked(["-m", "tests.training.kill_matrix", *words], limit=LIMIT * len(names))
+    _, *rows = (line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("| "))
     assert {name: differences for name, *_, differences in rows} == dict.fromkeys([*names, "all"], "none")
     assert all(int(kills) > 0 for *_, kills, _, _ in rows)

@@ -1,6 +1,5 @@
 """Distillation through a token of its own: the loss of timm and DeiT, and runs."""
 
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -17,18 +16,9 @@ from plain_vit.conversion import from_module
 from plain_vit.training.models import Teacher
 from plain_vit.training.tasks.classification import Classification
 from tests.conftest import randomize_
-from tests.training.runs import (
-    PYTHON,
-    TORCHRUN,
-    assert_same_bits,
-    launch,
-    open_script,
-    save_plain_vit,
-    weights_of,
-)
+from tests.training.runs import finetune, open_script, save_plain_vit, weights_of
 
-SCRIPT = "finetune_image_classification"
-script = open_script(SCRIPT)
+script = open_script("finetune_image_classification")
 SIZES = {"img_size": (16, 24), "patch_size": 8, "embed_dim": 12, "depth": 2, "num_classes": 5}
 NAMES = ["a", "b", "c", "d", "e"]
 
@@ -94,35 +84,13 @@ def test_loss_and_gradients_are_those_of_timm_s_task_and_of_deit(kind, temperatu
     torch.testing.assert_close(loss, F.cross_entropy(own, labels) * (1 - weight) + deit * weight, rtol=1e-5, atol=1e-6)
 
 
-@pytest.fixture
-def folders(tmp_path):
-    save_plain_vit(tmp_path / "model", use_distillation_token=True)
-    digits = dict(enumerate(map(str, range(10))))
-    save_plain_vit(tmp_path / "teacher", num_labels=10, id2label=digits)
-    return {"model": str(tmp_path / "model"), "teacher": str(tmp_path / "teacher")}
-
-
-SHORT = {"dataset": "digits", "shots_per_class": 4, "steps": 5, "batch_size": 12, "evaluations": 1,
-         "distillation": "hard", "learning_rate": 0.05, "optimizer": "sgd", "mixup": 0.2}  # fmt: skip
-
-
 @pytest.mark.slow
-def test_a_run_with_a_distillation_token_resumes_to_the_same_bits_and_its_two_heads_differ(folders, tmp_path):
-    options = {**SHORT, **folders, "checkpoint_every": 1, "checkpoints_kept": 9, "report": False, "ema_decay": 0.5}
-    script.finetune(script.FinetuneArguments(**options, output_dir=str(tmp_path / "whole")))
-    shutil.copytree(tmp_path / "whole", tmp_path / "half")
-    for checkpoint in sorted((tmp_path / "half" / "checkpoints").iterdir())[2:]:
-        shutil.rmtree(checkpoint)
-    script.finetune(script.FinetuneArguments(**options, output_dir=str(tmp_path / "half"), resume=True))
-    assert_same_bits(tmp_path / "half", tmp_path / "whole")
-    weights = weights_of(tmp_path / "whole")
+def test_the_two_heads_of_a_trained_model_differ(tmp_path):
+    model = save_plain_vit(tmp_path / "model", use_distillation_token=True)
+    teacher = save_plain_vit(tmp_path / "teacher", num_labels=10, id2label=dict(enumerate(map(str, range(10)))))
+    finetune(
+        model=model, teacher=teacher, output_dir=tmp_path / "run", dataset="digits", shots_per_class=4,
+        steps=2, batch_size=12, evaluations=1, distillation="hard", learning_rate=0.05, report=False, ema_decay=0.5,
+    )  # fmt: skip
+    weights = weights_of(tmp_path / "run")
     assert not torch.equal(weights["classifier.weight"], weights["distillation_classifier.weight"])
-
-
-@pytest.mark.nightly
-def test_two_processes_give_the_weights_of_one(folders, tmp_path):
-    for name, launcher in (("one", PYTHON), ("two", TORCHRUN)):
-        launch(SCRIPT, launcher, **SHORT, **folders, report="no", output_dir=tmp_path / name)
-    one, two = (weights_of(tmp_path / name) for name in ("one", "two"))
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)

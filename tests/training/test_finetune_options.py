@@ -31,11 +31,14 @@ from plain_vit.training.run import show_batch as show_batch_module
 from plain_vit.training.run.folder import read_log
 from plain_vit.training.run.trials import find_learning_rate, overfit, read_rates
 from plain_vit.training.tasks import classification
+from tests.sizes import few
 from tests.training.runs import (
     TORCHRUN,
     assert_same_bits,
     launch,
     open_script,
+    runs_in,
+    save_digits,
     save_plain_vit,
     save_stock_vit,
     weights_of,
@@ -46,18 +49,13 @@ SHORT = {
     "dataset": "digits", "shots_per_class": 7, "steps": 5, "batch_size": 12, "evaluations": 2, "log_every": 1,
     "report": False, "checkpoints_kept": 0,
 }  # fmt: skip
+MODES = few(["reduce-overhead", "default"], 1)  # of the compiler; test_processes.py compiles in the other one
 
 
 @pytest.fixture
 def run(model_folder: Path, tmp_path: Path) -> Any:
     """Return what does a short run and gives its folder."""
-
-    def start(name: str, **options: Any) -> Path:
-        values = {"model": str(model_folder), **SHORT, "output_dir": str(tmp_path / name), **options}
-        script.finetune(script.FinetuneArguments(**values))
-        return tmp_path / name
-
-    return start
+    return runs_in(tmp_path, model=model_folder, **SHORT)
 
 
 def losses(folder: Path) -> list[float]:
@@ -66,44 +64,48 @@ def losses(folder: Path) -> list[float]:
 
 @pytest.mark.slow
 def test_integers_are_given_names(run, tmp_path):
-    features = Features({"image": Image(), "label": Value("int64")})
-    draw = np.random.default_rng(0)
-    images = [PIL.Image.fromarray(draw.integers(0, 256, (9, 7, 3), dtype=np.uint8)) for _ in range(18)]
-    rows = Dataset.from_dict({"image": images, "label": [number % 3 for number in range(18)]}, features=features)
-    DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "data")
-    (tmp_path / "names.txt").write_text("red\ngreen\nblue\n")
-    out = run("out", dataset=str(tmp_path / "data"), label_names=str(tmp_path / "names.txt"), shots_per_class=None,
-              steps=1, evaluations=1, report=True)  # fmt: skip
-    assert AutoModelForImageClassification.from_pretrained(out).config.id2label == {0: "red", 1: "green", 2: "blue"}
-    lines = (out / "predictions.csv").read_text().splitlines()
-    assert [line.split(",")[:2] for line in lines[1:4]] == [["row 0", "red"], ["row 1", "green"], ["row 2", "blue"]]
+    data, names = save_digits(tmp_path / "data", "label", Value("int64"), lambda d: d % 3), ["red", "green", "blue"]
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    options = {"dataset": data, "shots_per_class": None, "steps": 1, "evaluations": 1, "report": True}
+    out = run("out", label_names=tmp_path / "names.txt", **options)
+    assert AutoModelForImageClassification.from_pretrained(out).config.id2label == dict(enumerate(names))
+    lines = [line.split(",")[:2] for line in (out / "predictions.csv").read_text().splitlines()[1:]]
+    labels = load_splits(data)["test"]["label"][:]
+    assert lines == [[f"row {row}", names[label]] for row, label in enumerate(labels)]
 
 
 @pytest.mark.slow
 def test_each_option_of_the_loss_changes_it(run, model_folder):
-    plain = losses(run("plain", learning_rate=0.01))
-    teacher = str(run("teacher", learning_rate=0.01))
+    common = {"learning_rate": 0.01, "steps": 2, "evaluations": 1}
+    plain = losses(run("plain", **common))
+    teacher = str(run("teacher", **common))
     for name, options in {
         "bce": {"loss": "bce"},
+        "drawn": {"class_balance": "sampler"},
         "balanced": {"class_balance": "loss", "shots_per_class": None},
         "soft": {"teacher": teacher},
         "hard": {"teacher": teacher, "distillation": "hard"},
         "warm": {"teacher": teacher, "distillation_temperature": 4.0},
         "mostly": {"teacher": teacher, "distillation_weight": 0.9},
     }.items():
-        assert losses(run(name, learning_rate=0.01, **options)) != plain, name
-    alone = losses(run("alone", learning_rate=0.01, teacher=teacher, distillation_weight=0.0))
+        assert losses(run(name, **common, **options)) != plain, name
+    alone = losses(run("alone", **common, teacher=teacher, distillation_weight=0.0))
     assert alone == pytest.approx(plain)
-    assert losses(run("drawn", class_balance="sampler")) != losses(run("all"))
 
 
 @pytest.mark.slow
 def test_frozen_backbone_is_saved_as_it_was_opened(run, model_folder):
-    tuned = weights_of(run("probe", freeze=["backbone"], learning_rate=0.1))
-    source = weights_of(model_folder)
-    changed = {name for name, tensor in tuned.items() if not torch.equal(tensor, source.get(name, torch.zeros(1)))}
-    assert changed == {"classifier.weight", "classifier.bias"}
-    assert tuned["classifier.weight"].any()
+    folder = run("probe", freeze=["backbone"], learning_rate=0.1)
+    assert changed(model_folder, folder) == {"classifier.weight", "classifier.bias"}
+    assert weights_of(folder)["classifier.weight"].any()
+
+
+def changed(source: Path, folder: Path) -> set[str]:
+    """Return the names of the weights that are not those of another model."""
+    weights = weights_of(source)
+    return {
+        name for name, tensor in weights_of(folder).items() if not torch.equal(tensor, weights.get(name, tensor[:0]))
+    }
 
 
 @pytest.mark.slow
@@ -111,25 +113,8 @@ def test_low_rank_run_saves_a_plain_model_that_gives_the_accuracy_it_reports(run
     folder = run("lora", lora_rank=2, learning_rate=0.05, validation_fraction=0.2, ema_decay=0.5)
     model = AutoModelForImageClassification.from_pretrained(folder)
     assert type(model) is PlainViTForImageClassification
-    tuned, source = weights_of(folder), weights_of(model_folder)
-    changed = {name for name, tensor in tuned.items() if not torch.equal(tensor, source.get(name, torch.zeros(1)))}
-    assert {name.rpartition(".")[0].rpartition(".")[2] for name in changed} == {"q_proj", "v_proj", "classifier"}
-
-
-@pytest.mark.slow
-def test_low_rank_run_resumes_to_the_same_bits(run, monkeypatch):
-    options = {"lora_rank": 2, "checkpoints_kept": 9, "checkpoint_every": 2}
-    whole = run("whole", **options)
-    monkeypatch.setattr(classification, "save_classifier", stop)
-    with pytest.raises(KeyboardInterrupt):
-        run("half", **options)
-    monkeypatch.undo()
-    half = run("half", resume=True, **options)
-    assert_same_bits(half, whole)
-
-
-def stop(*arguments: object) -> None:
-    raise KeyboardInterrupt
+    names = {name.rpartition(".")[0].rpartition(".")[2] for name in changed(model_folder, folder)}
+    assert names == {"q_proj", "v_proj", "classifier"}
 
 
 @pytest.mark.slow
@@ -156,11 +141,9 @@ def test_patches_get_no_positions_of_other_places(run, tmp_path, option):
     save_plain_vit(model, position_resampling="truncate")
     with pytest.raises(TrainingError, match=f"With --{next(iter(option))}, .* add --position_resampling bicubic"):
         run("refused", model=str(model), **option)
-    folder = run("resampled", model=str(model), **option, position_resampling="bilinear")
+    short = {"steps": 2, "evaluations": 1, **option}
+    folder = run("resampled", model=str(model), **short, position_resampling="bilinear")
     assert json.loads((folder / "config.json").read_text())["position_resampling"] == "bilinear"
-    stock = str(save_stock_vit(tmp_path / "stock"))
-    with pytest.raises(TrainingError, match="ViTConfig has no field position_resampling: omit the option"):
-        run("refused", model=stock, position_resampling="bilinear")
 
 
 def test_positions_are_resampled_as_requested(tmp_path):
@@ -191,28 +174,6 @@ def test_fixres_run_is_saved_for_the_size_that_it_was_evaluated_at(run, capsys):
     assert dict(cropped.crop_size) == {"height": 24, "width": 24}
     with pytest.raises(TrainingError, match=r"test_size is \[1, 2, 3\]: expected one number"):
         run("refused", test_size=[1, 2, 3])
-
-
-@pytest.mark.slow
-def test_run_with_the_options_of_recipes_resumes_to_the_same_bits(run, monkeypatch):
-    options = {
-        "checkpoints_kept": 9, "checkpoint_every": 2, "crop_padding": 3, "horizontal_flip": 0.5,
-        "augmentation": "randaugment", "magnitude_std": 0.5, "random_erasing": 0.5, "random_erasing_mode": "pixel",
-        "mixup": 0.8, "cutmix": 1.0, "loss": "bce", "bce_target_threshold": 0.0, "label_smoothing": 0.0,
-        "head_bias": -2.3, "betas": [0.9, 0.98], "epsilon": 1e-7, "base_batch_size": 6, "min_learning_rate": 1e-4,
-        "test_crop": 0.875,
-    }  # fmt: skip
-    whole = run("whole", **options)
-    monkeypatch.setattr(classification, "save_classifier", stop)
-    with pytest.raises(KeyboardInterrupt):
-        run("half", **options)
-    monkeypatch.undo()
-    half = run("half", resume=True, **options)
-    assert_same_bits(half, whole)
-    rates = [line["learning_rate"] for line in read_log(whole) if "learning_rate" in line]
-    assert max(rates) == pytest.approx(2e-3)
-    with pytest.raises(TrainingError, match="magnitude_std"):
-        run("half", resume=True, **{**options, "magnitude_std": 0.0})
 
 
 @pytest.mark.slow
@@ -353,22 +314,18 @@ def test_a_curve_of_losses_says_where_it_falls_and_where_it_is_lowest():
 
 
 @pytest.mark.slow
-def test_checkpointed_run_gives_the_losses_of_a_plain_one(run):
-    plain = losses(run("plain"))
-    assert losses(run("checkpointed", gradient_checkpointing=True)) == pytest.approx(plain, rel=1e-5)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_compiled_run_gives_the_losses_of_a_plain_one(run, mode):
+@pytest.mark.parametrize(
+    "options", [{"gradient_checkpointing": True}, *({"compile": True, "compile_mode": mode} for mode in MODES)], ids=str
+)
+def test_checkpointed_and_compiled_runs_give_the_losses_of_a_plain_one(run, options):
     skipped = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
-    compiled = run("compiled", compile=True, compile_mode=mode)
+    folder = run("changed", **options)
     if not torch.cuda.is_available():  # the compiler says that it would have recorded
         recorded = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] > skipped
-        assert recorded == (mode == "reduce-overhead")
+        assert recorded == (options.get("compile_mode") == "reduce-overhead")
     # Fused sums are taken in another order.
-    assert losses(compiled) == pytest.approx(losses(run("plain")), rel=1e-5)
-    AutoModelForImageClassification.from_pretrained(compiled)
+    assert losses(folder) == pytest.approx(losses(run("plain")), rel=1e-5)
+    AutoModelForImageClassification.from_pretrained(folder)
 
 
 @pytest.mark.parametrize(
@@ -501,8 +458,7 @@ def parquet(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("streaming, num_workers", few([(False, 2), (False, 0), (True, 0), (True, 2)], 2))
 def test_run_with_unreadable_images_resumes_to_the_same_bits(streaming, num_workers, run, parquet, monkeypatch, capsys):
     options = {
         "dataset": parquet, "shots_per_class": None, "corrupted": "skip", "steps": 12, "checkpoints_kept": 9,
@@ -600,7 +556,7 @@ def test_images_that_the_image_processor_refuses_are_left_out_like_unreadable_on
     }
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_two_processes_leave_out_the_images_that_the_image_processor_refuses(contain, tmp_path):
     data = save_with_thin(tmp_path / "data", [place % 2 for place in range(17)], ClassLabel(names=["a", "b"]))
     options = {**SHORT, "dataset": data, "report": True, "corrupted": "skip"}
@@ -704,6 +660,8 @@ def test_recipe_runs_to_the_end(run, model_folder, tmp_path):
 
 
 def test_stock_vit_without_the_field_that_is_asked_for_is_refused(run, tmp_path):
-    with pytest.raises(TrainingError, match="ViTConfig has no field drop_path_rate"):
-        run("refused", model=str(save_stock_vit(tmp_path / "stock")), drop_path_rate=0.1)
+    stock = str(save_stock_vit(tmp_path / "stock"))
+    for option in ({"drop_path_rate": 0.1}, {"position_resampling": "bilinear"}):
+        with pytest.raises(TrainingError, match=f"ViTConfig has no field {next(iter(option))}: omit the option"):
+            run("refused", model=stock, **option)
     assert not (tmp_path / "refused").exists()

@@ -1,22 +1,16 @@
 """Generated options of the training scripts: one process, two, and a run stopped and resumed, give the same weights."""
 
 import random
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import PIL.Image
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
+from datasets import ClassLabel, List, Value
 
 from tests.sizes import draws
-from tests.training.run_cases import run_case, run_in_two
-from tests.training.runs import assert_same_bits, save_mixed_sizes, save_plain_vit
-from tests.training.test_processes import FINETUNE, PRETRAIN, difference
+from tests.training.runs import save_digits, save_mixed_sizes
+from tests.training.test_processes import FINETUNE, PRETRAIN, Case, compare
 
-pytestmark = pytest.mark.nightly
 PROBLEMS = {"many": "multi_label_classification", "numbers": "regression"}
 SINGLE = ("digits", "mixed")  # sets with one label per image
 
@@ -34,8 +28,8 @@ class Options(dict[str, Any]):
             self[name] = self.chance.choice(values)
 
 
-def draw(chance: random.Random, folder: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return a script, its options, and changes of the model; SGD, which does not enlarge rounding as Adam does."""
+def draw(chance: random.Random, folder: Path) -> Case:
+    """Return a run with SGD, which does not enlarge rounding as Adam does."""
     data, script = chance.choice([*SINGLE, *PROBLEMS]), chance.choice([FINETUNE, FINETUNE, FINETUNE, PRETRAIN])
     options = Options(
         chance, optimizer="sgd", learning_rate=0.02, dataset=data if data == "digits" else str(folder / data),
@@ -62,10 +56,11 @@ def draw(chance: random.Random, folder: Path) -> tuple[str, dict[str, Any], dict
     options.draw(0.3, "horizontal_flip", 0.5)
     options.draw(0.3, "crop_scale", 0.3)
     options.draw(0.15, "num_workers", 1, 2)
+    stop = chance.randrange(1, options["steps"])
     if script == PRETRAIN:
         options.draw(0.5, "target", "pixels")
         options.draw(0.5, "mask_ratio", 0.3)
-        return script, {**options, "from_scratch": True}, {}
+        return Case({**options, "from_scratch": True}, script=script, stop=stop, limit=3e-6)
     options["report"], options["eval_batch_size"] = False, chance.choice([7, 26, 64])
     if data == "digits":
         options["shots_per_class"] = chance.choice([4, 7])
@@ -82,7 +77,7 @@ def draw(chance: random.Random, folder: Path) -> tuple[str, dict[str, Any], dict
         options.draw(0.3, "early_stopping", 1, 2)
         options.draw(0.3, "best_kept", 2)
         options.draw(0.3, "best_metric", "loss", *["macro_f1", "calibration_error"] * (data in SINGLE))
-    return script, dict(options), dict(fields)
+    return Case(dict(options), dict(fields), stop=stop, limit=3e-6)
 
 
 def _draw_model(options: Options) -> None:
@@ -125,48 +120,12 @@ def _draw_images(options: Options, fields: Options, *, mixed: bool) -> None:
 def save_sets(folder: Path) -> None:
     """Save images with one label, with several, and with a number."""
     save_mixed_sizes(folder / "mixed")
-    kinds = {"many": ("labels", List(ClassLabel(names=[*"abcd"]))), "numbers": ("target", Value("float32"))}
-    for name, (column, kind) in kinds.items():
-        splits = {}
-        for seed, (split, count) in enumerate({"train": 41, "test": 29}.items()):
-            chance = np.random.default_rng(seed)
-            images = [PIL.Image.fromarray(chance.integers(0, 255, (30, 26, 3), dtype=np.uint8)) for _ in range(count)]
-            labels = [np.flatnonzero(chance.random(4) < 0.4).tolist() for _ in images]
-            numbers = chance.normal(size=count).tolist()
-            rows = {"image": images, column: labels if name == "many" else numbers}
-            splits[split] = Dataset.from_dict(rows, features=Features({"image": Image(), column: kind}))
-        DatasetDict(splits).save_to_disk(folder / name)
+    bits = List(ClassLabel(names=[*"abcd"]))
+    save_digits(folder / "many", "labels", bits, lambda digit: [bit for bit in range(4) if digit >> bit & 1], 41, 29)
+    save_digits(folder / "numbers", "target", Value("float32"), lambda digit: digit - 4.5, 41, 29)
 
 
-def check(seeds: Sequence[int], folder: Path) -> None:
-    """Run each case whole, and stopped and resumed; in two processes whole, and resumed from the stop in one."""
-    save_sets(folder)
-    of_two, compared = [], []
-    for seed in seeds:
-        chance = random.Random(seed)
-        script, options, fields = draw(chance, folder)
-        here = folder / str(seed)
-        options["model"] = str(save_plain_vit(here / "model", **fields))
-        names = ("one", "resumed", "two", "moved")
-        runs = {name: {**options, "output_dir": str(here / name)} for name in names}
-        run_case(script, runs["one"])
-        stop = chance.randrange(1, options["steps"])
-        run_case(script, runs["resumed"], stop_before=stop)
-        if (here / "resumed" / "config.json").exists():
-            assert "early_stopping" in options  # nothing else ends a run before its step
-        else:
-            shutil.copytree(here / "resumed", here / "moved")
-            run_case(script, {**runs["resumed"], "resume": True})
-            of_two.append((script, {**runs["moved"], "resume": True}))
-            compared.append((here, "moved", (seed, stop, options)))
-        assert_same_bits(here / "one", here / "resumed")
-        of_two.append((script, runs["two"]))
-        compared.append((here, "two", (seed, options)))
-    run_in_two(of_two, folder / "cases.json")
-    for here, name, case in compared:
-        off = difference(here / "one", here / name)
-        assert off <= 3e-6, (case, name, off)
-
-
+@pytest.mark.slow
 def test_generated_options_give_the_same_weights_resumed_and_in_two_processes(tmp_path):
-    check(range(draws(2, nightly=24)), tmp_path)
+    save_sets(tmp_path)
+    compare({str(seed): draw(random.Random(seed), tmp_path) for seed in range(draws(3, nightly=24))}, tmp_path)

@@ -1,7 +1,6 @@
 """Gradients between the backward pass and the step: adaptive clipping and sharpness-aware steps."""
 
 import copy
-import shutil
 
 import pytest
 import torch
@@ -10,33 +9,16 @@ from torch import nn
 
 from plain_vit.errors import TrainingError
 from plain_vit.training.gradients import clip_adaptively
-from plain_vit.training.run.folder import read_log
-from tests.training.runs import (
-    PYTHON,
-    TORCHRUN,
-    assert_same_bits,
-    launch,
-    open_script,
-    save_plain_vit,
-    weights_of,
-)
+from tests.training.runs import open_script, runs_in, weights_of
 
-SCRIPT = "finetune_image_classification"
-script = open_script(SCRIPT)
+script = open_script("finetune_image_classification")
 SHORT = {"dataset": "digits", "shots_per_class": 4, "steps": 5, "batch_size": 12, "evaluations": 1, "log_every": 1,
          "optimizer": "sgd", "learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0}  # fmt: skip
 
 
 @pytest.fixture
-def run(tmp_path):
-    save_plain_vit(tmp_path / "model")
-
-    def train(name, **options):
-        values = {**SHORT, "report": False, "model": str(tmp_path / "model"), **options}
-        script.finetune(script.FinetuneArguments(**values, output_dir=str(tmp_path / name)))
-        return tmp_path / name
-
-    return train
+def run(model_folder, tmp_path):
+    return runs_in(tmp_path, model=model_folder, report=False, **SHORT)
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 50.0])
@@ -57,7 +39,7 @@ def test_adaptive_clipping_is_timm_s(scale):
         torch.testing.assert_close(parameter.grad, expected.grad)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_adaptive_clipping_spares_the_head(run):
     free, clipped = (weights_of(run(name, steps=1, **options)) for name, options in (
         ("free", {"max_grad_norm": 0.0}), ("agc", {"clip_mode": "agc", "max_grad_norm": 1e-4}),
@@ -98,22 +80,6 @@ def test_a_sharpness_aware_step_follows_the_gradient_uphill(run):
         torch.testing.assert_close(second[name], start[name] - rate * gradient, rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.nightly
-def test_sharpness_aware_runs_resume_to_the_same_bits_and_differ_from_others(run):
-    options = {"sharpness_radius": 0.1, "checkpoint_every": 1, "checkpoints_kept": 9, "optimizer": "adamw",
-               "mixup": 0.3, "drop_path_rate": 0.2, "gradient_accumulation_steps": 2}  # fmt: skip
-    whole = run("whole", **options)
-    half = whole.parent / "half"
-    shutil.copytree(whole, half)
-    for checkpoint in sorted((half / "checkpoints").iterdir())[2:]:
-        shutil.rmtree(checkpoint)
-    assert_same_bits(run("half", **options, resume=True), whole)
-    plain = run("plain", **{**options, "sharpness_radius": 0.0})
-    assert [row.get("train_loss") for row in read_log(plain)][3] != [row.get("train_loss") for row in read_log(whole)][
-        3
-    ]
-
-
 def test_what_sharded_weights_and_scaled_gradients_do_not_allow_is_refused(run):
     for options, says in (
         ({"sharpness_radius": 0.1, "shard": True}, "sharpness_radius needs the whole weights"),
@@ -122,15 +88,3 @@ def test_what_sharded_weights_and_scaled_gradients_do_not_allow_is_refused(run):
     ):
         with pytest.raises(TrainingError, match=says):
             run("refused", **options)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("options", [{"sharpness_radius": 0.2}, {"clip_mode": "agc", "max_grad_norm": 0.01}])
-def test_two_processes_give_the_weights_of_one(options, tmp_path):
-    save_plain_vit(tmp_path / "model")
-    words = {**SHORT, **options, "model": tmp_path / "model", "mixup": 0.3, "drop_path_rate": 0.2, "report": "no"}
-    for name, launcher, parts in (("one", PYTHON, 3), ("two", TORCHRUN, 2)):
-        launch(SCRIPT, launcher, **words, gradient_accumulation_steps=parts, output_dir=tmp_path / name)
-    one, two = (weights_of(tmp_path / name) for name in ("one", "two"))
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)

@@ -13,45 +13,39 @@ from plain_vit.errors import OutputExistsError
 from plain_vit.files import staging
 from tests.processes import LIMIT, server
 from tests.sizes import draws
-from tests.training.runs import open_script
+from tests.training.runs import call, save_mixed_sizes
 
-DATA: dict[str, Any] = {"dataset": "digits", "batch_size": 500}
-RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "features": ("extract_features", "ExtractArguments", {**DATA, "split": "test", "shard_size": 200}),
+DATA: dict[str, Any] = {"batch_size": 50}
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "features": ("extract_features", {**DATA, "split": "test", "shard_size": 20}),
     "probes": (
-        "linear_probe", "ProbeArguments",
-        {**DATA, "mode": "linear", "epochs": 1, "learning_rates": [0.1], "probe_batch_size": 500},
+        "linear_probe",
+        {**DATA, "mode": "linear", "epochs": 1, "learning_rates": [0.1], "probe_batch_size": 50},
     ),
     "attentive probes": (
-        "linear_probe", "ProbeArguments",
-        {**DATA, "mode": "attentive", "epochs": 1, "learning_rates": [0.1], "probe_batch_size": 500},
+        "linear_probe",
+        {**DATA, "mode": "attentive", "epochs": 1, "learning_rates": [0.1], "probe_batch_size": 50},
     ),
     "training": (
-        "finetune_image_classification", "FinetuneArguments",
-        {"dataset": "digits", "shots_per_class": 4, "batch_size": 20, "steps": 2, "evaluations": 1, "report": False},
+        "finetune_image_classification",
+        {"batch_size": 20, "steps": 2, "evaluations": 1, "report": False},
     ),
 }  # fmt: skip
-FUNCTIONS = {"extract_features": "extract", "linear_probe": "probe", "finetune_image_classification": "finetune"}
 
 
-def run(script: str, arguments: str, options: dict[str, Any]) -> None:
-    module = open_script(script)
-    getattr(module, FUNCTIONS[script])(getattr(module, arguments)(**options))
-
-
-def run_again(script: str, arguments: str, options: dict[str, Any]) -> None:
+def run_again(script: str, options: dict[str, Any]) -> None:
     """Run a script in the folder of one that was killed; with `--resume` if its error says so."""
     try:
-        run(script, arguments, options)
+        call(script, **options)
     except OutputExistsError as error:
         if "--resume" not in str(error):
             raise
-        run(script, arguments, {**options, "resume": True})
+        call(script, **options, resume=True)
 
 
-def kill_at(write: int, name: str, script: str, arguments: str, options: dict[str, Any]) -> None:
+def kill_at(write: int, name: str, script: str, options: dict[str, Any]) -> None:
     """Run a script in another process, which is killed at a call of a function of `staging`."""
-    process = server.Process(target=be_killed_at, args=(write, name, script, arguments, options))
+    process = server.Process(target=be_killed_at, args=(write, name, script, options))
     process.start()
     process.join(LIMIT)
     exitcode = process.exitcode
@@ -59,7 +53,7 @@ def kill_at(write: int, name: str, script: str, arguments: str, options: dict[st
     assert exitcode == -signal.SIGKILL
 
 
-def be_killed_at(write: int, name: str, script: str, arguments: str, options: dict[str, Any]) -> None:
+def be_killed_at(write: int, name: str, script: str, options: dict[str, Any]) -> None:
     calls, original = iter(range(10_000)), getattr(staging, name)
 
     def counted(*arguments: Any) -> Any:
@@ -68,7 +62,7 @@ def be_killed_at(write: int, name: str, script: str, arguments: str, options: di
         return original(*arguments)
 
     with mock.patch.object(staging, name, counted):
-        run(script, arguments, options)
+        call(script, **options)
 
 
 def results_of(folder: Path) -> dict[str, bytes]:
@@ -80,14 +74,14 @@ def results_of(folder: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_killed_at_any_of_its_writes_can_be_run_again(name: str, model_folder: Path, tmp_path: Path) -> None:
-    script, arguments, options = RUNS[name]
-    options = {**options, "model": str(model_folder)}
+    script, options = RUNS[name]
+    options = {**options, "model": str(model_folder), "dataset": str(save_mixed_sizes(tmp_path / "data"))}
     writes = []
     with (  # before a file is in its place, and around its writing
         mock.patch.object(staging, "_put_in_place", wraps=staging._put_in_place) as put_in_place,
         mock.patch.object(staging, "_clear", wraps=staging._clear) as clear,
     ):
-        run(script, arguments, {**options, "output_dir": str(tmp_path / "whole")})
+        call(script, **options, output_dir=tmp_path / "whole")
         for at, calls in (("_put_in_place", put_in_place), ("_clear", clear)):
             writes += [(at, write) for write in range(calls.call_count)]
     expected = results_of(tmp_path / "whole")
@@ -95,6 +89,6 @@ def test_a_run_killed_at_any_of_its_writes_can_be_run_again(name: str, model_fol
     assert len(writes) >= 6
     for at, write in random.Random(name).sample(writes, draws(3, nightly=len(writes))):
         given = {**options, "output_dir": str(tmp_path / f"{at}-{write}")}
-        kill_at(write, at, script, arguments, given)
-        run_again(script, arguments, given)
+        kill_at(write, at, script, given)
+        run_again(script, given)
         assert results_of(Path(given["output_dir"])) == expected, (at, write)

@@ -24,14 +24,16 @@ from plain_vit.training.models import with_native_aspect_ratio
 from plain_vit.training.run import show_batch as show_batch_module
 from plain_vit.training.tasks import classification
 from tests.training.runs import (
-    assert_same_bits,
-    open_script,
+    evaluate,
+    finetune,
+    predict,
+    pretrain,
+    runs_in,
     save_mixed_sizes,
     save_stock_vit,
     small_vit,
 )
 
-script = open_script("finetune_image_classification")
 # 42 images in batches of 8.
 SHORT = {
     "steps": 7, "batch_size": 8, "evaluations": 2, "log_every": 1, "report": False, "checkpoints_kept": 0,
@@ -47,13 +49,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def run(model_folder: Path, data: str, tmp_path: Path) -> Any:
     """Return what does a short run and gives its folder."""
-
-    def start(name: str, **options: Any) -> Path:
-        values = {"model": str(model_folder), "dataset": data, **SHORT, "output_dir": str(tmp_path / name), **options}
-        script.finetune(script.FinetuneArguments(**values))
-        return tmp_path / name
-
-    return start
+    return runs_in(tmp_path, model=model_folder, dataset=data, **SHORT)
 
 
 def photo(height: int, width: int, seed: int = 0) -> PIL.Image.Image:
@@ -68,7 +64,7 @@ def folder(model_folder: Path, data: str, tmp_path_factory: pytest.TempPathFacto
     """Return the folder of a finished run."""
     place = tmp_path_factory.mktemp("trained") / "run"
     options = {**SHORT, "model": str(model_folder), "dataset": data, "report": True, "eval_batch_size": 13}
-    script.finetune(script.FinetuneArguments(**options, output_dir=str(place)))
+    finetune(**options, output_dir=place)
     return place
 
 
@@ -89,44 +85,12 @@ def test_saved_folder_gives_the_numbers_of_the_evaluation(folder, data, tmp_path
         assert "at most 21 patches of 8 x 8 pixels" in (folder / name).read_text()
     assert "for images of many sizes" in (folder / "README.md").read_text()
     assert "must be multiples" not in (folder / "README.md").read_text()
-    evaluation = open_script("evaluate_image_classification")
-    again = evaluation.evaluate(evaluation.EvaluateArguments(model=str(folder), dataset=data, batch_size=13))
+    again = evaluate(model=folder, dataset=data, batch_size=13)
     assert again["top1_accuracy"] == results["test_accuracy"]
     assert again["loss"] == results["test_loss"]
     with pytest.raises(TrainingError, match="keeps the aspect ratio of images, within 21 patches"):
-        evaluation.evaluate(evaluation.EvaluateArguments(model=str(folder), dataset=data, views="flip"))
-    prediction = open_script("predict")
-    prediction.predict(
-        prediction.PredictArguments(model=str(folder), dataset=data, split="test", output_dir=str(tmp_path / "shards"))
-    )
-
-
-FULL = {
-    "gradient_accumulation_steps": 2, "ema_decay": 0.8, "augmentation": "randaugment", "drop_path_rate": 0.3,
-    "random_erasing": 0.4, "random_erasing_mode": "pixel", "checkpoints_kept": 9, "checkpoint_every": 2,
-}  # fmt: skip
-CASES = {
-    "stored": {},
-    "workers": {"num_workers": 2},
-    "low rank": {"lora_rank": 2},
-    "streamed": {"streaming": True, "stream_images": 42},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
-def test_interrupted_run_resumes_to_the_same_bits(changes, run, monkeypatch):
-    options = {**FULL, **changes}
-    whole = run("whole", **options)
-    monkeypatch.setattr(classification, "evaluate_classifier", stop)
-    with pytest.raises(KeyboardInterrupt):
-        run("half", **options)
-    monkeypatch.undo()
-    assert_same_bits(run("half", resume=True, **options), whole)
-
-
-def stop(*arguments: object, **options: object) -> None:
-    raise KeyboardInterrupt
+        evaluate(model=folder, dataset=data, views="flip")
+    predict(model=folder, dataset=data, split="test", output_dir=tmp_path / "shards")
 
 
 def test_number_of_patches_is_that_of_the_processor_or_else_of_the_image_size(folder):
@@ -141,10 +105,9 @@ def test_number_of_patches_is_that_of_the_processor_or_else_of_the_image_size(fo
 def test_model_of_many_sizes_is_not_trained_as_if_they_were_one(run, folder, tmp_path):
     with pytest.raises(TrainingError, match="add --native_aspect_ratio"):
         run("refused", model=str(folder), native_aspect_ratio=False, max_num_patches=None)
-    pretraining = open_script("pretrain_masked_patches")
     options = {"model": str(folder), "dataset": "digits", "output_dir": str(tmp_path / "pretrained"), "steps": 1}
     with pytest.raises(TrainingError, match="masked in images of one size"):
-        pretraining.pretrain(pretraining.PretrainArguments(**options))
+        pretrain(**options)
 
 
 def test_first_batch_is_drawn_as_the_model_gets_it(run, tmp_path, monkeypatch):
@@ -174,7 +137,7 @@ def test_first_batch_is_drawn_as_the_model_gets_it(run, tmp_path, monkeypatch):
         assert np.allclose(shown, (image / 2 + 0.5).permute(1, 2, 0).numpy(), atol=1e-6)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_several_labels_are_learnt_and_micro_batches_that_fit_are_found(run, data, tmp_path):
     splits = load_splits(data)
     for name, rows in splits.items():

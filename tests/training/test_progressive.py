@@ -12,9 +12,8 @@ from torchvision.transforms.v2 import functional as vision
 from plain_vit.errors import TrainingError
 from plain_vit.training.data.progressive import ProgressiveResizing
 from plain_vit.training.tasks.classification import Classification
-from tests.training.runs import open_script, save_plain_vit, save_stock_vit, weights_of
+from tests.training.runs import finetune, save_plain_vit, save_stock_vit, weights_of
 
-script = open_script("finetune_image_classification")
 # 30 images in steps of 10: 2 epochs are 6 steps. The model has 32 x 24 pixels in patches of 8.
 SHORT: dict[str, Any] = {
     "dataset": "digits", "shots_per_class": 3, "steps": 8, "batch_size": 10, "evaluations": 1, "log_every": 1,
@@ -28,7 +27,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(model: Path, folder: Path, **changes: object) -> None:
-    script.finetune(script.FinetuneArguments(**{**SHORT, "model": str(model), "output_dir": str(folder), **changes}))
+    finetune(**{**SHORT, "model": model, "output_dir": folder, **changes})
 
 
 @pytest.fixture

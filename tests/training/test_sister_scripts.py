@@ -35,21 +35,17 @@ from tests.conftest import randomize_
 from tests.tiny import tiny_config
 from tests.training.runs import (
     EXAMPLES,
-    PYTHON,
-    TORCHRUN,
-    assert_same_bits,
-    launch,
-    launch_and_kill,
-    open_script,
+    evaluate,
+    extract,
+    finetune,
+    predict,
+    pretrain,
+    probe,
     save_plain_vit,
     save_resnet,
     weights_of,
 )
 
-evaluation = open_script("evaluate_image_classification")
-pretraining = open_script("pretrain_masked_patches")
-finetuning = open_script("finetune_image_classification")
-probing = open_script("linear_probe")
 DIGITS = [str(digit) for digit in range(10)]
 
 
@@ -69,14 +65,13 @@ def test_one_image_is_not_called_images(classifier, tmp_path, capsys):
     images = [PIL.Image.new("RGB", (9, 7), "red")]
     Dataset.from_dict({"image": images, "label": [3]}, features=one).save_to_disk(tmp_path / "one")
     common = {"model": str(classifier), "dataset": str(tmp_path / "one")}
-    evaluation.evaluate(evaluation.EvaluateArguments(**common))
-    predicting, extracting = open_script("predict"), open_script("extract_features")
-    predicting.predict(predicting.PredictArguments(**common, output_dir=str(tmp_path / "predicted")))
-    extracting.extract(extracting.ExtractArguments(**common, output_dir=str(tmp_path / "extracted")))
-    pretraining.pretrain(pretraining.PretrainArguments(
+    evaluate(**common)
+    predict(**common, output_dir=tmp_path / "predicted")
+    extract(**common, output_dir=tmp_path / "extracted")
+    pretrain(
         **{**common, **SHORT, "dataset": "digits", "steps": 1, "validation_fraction": 0.0005},
-        output_dir=str(tmp_path / "pretrained"),
-    ))  # fmt: skip
+        output_dir=tmp_path / "pretrained",
+    )  # fmt: skip
     said = capsys.readouterr().out
     for words in (", on 1 image\n", "predictions for 1 image are in", "features of 1 image are in", "on 1 image; the"):
         assert words in said
@@ -84,9 +79,7 @@ def test_one_image_is_not_called_images(classifier, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_evaluation_gives_the_numbers_of_scikit_learn(classifier, tmp_path, capsys):
-    results = evaluation.evaluate(evaluation.EvaluateArguments(
-        model=str(classifier), dataset="digits", batch_size=77, output=str(tmp_path / "results.json")
-    ))  # fmt: skip
+    results = evaluate(model=classifier, dataset="digits", batch_size=77, output=tmp_path / "results.json")
     test = load_splits("digits")["test"]
     model = PlainViTForImageClassification.from_pretrained(classifier).eval()
     processor = PlainViTImageProcessor.from_pretrained(classifier)
@@ -118,25 +111,7 @@ def test_evaluation_gives_the_numbers_of_scikit_learn(classifier, tmp_path, caps
     said = capsys.readouterr().out
     assert re.search(r"top-5(.|\n)* macro F1 \S+ \(0 for [12] predicted class(es)? without images\)", said)
     with pytest.raises(OutputExistsError, match="already exists"):
-        evaluation.evaluate(evaluation.EvaluateArguments(
-            model=str(classifier), dataset="digits", output=str(tmp_path / "results.json")
-        ))  # fmt: skip
-
-
-@pytest.mark.slow
-def test_two_processes_evaluate_every_image_once(classifier, tmp_path):
-    # 360 images are not a multiple of 26: the last batches are padded.
-    one = evaluation.evaluate(evaluation.EvaluateArguments(model=str(classifier), dataset="digits", batch_size=26))
-    launch(
-        "evaluate_image_classification", TORCHRUN, model=classifier, dataset="digits", batch_size=26, num_processes=2,
-        num_workers=1, output=tmp_path / "two.json",
-    )  # fmt: skip
-    two = json.loads((tmp_path / "two.json").read_text())
-    assert two["processes"] == 2
-    assert two["images"] == 360
-    for name in ("top1_accuracy", "top5_accuracy", "classes", "confused"):
-        assert two[name] == one[name]
-    assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)  # batches of another size sum in another order
+        evaluate(model=classifier, dataset="digits", output=tmp_path / "results.json")
 
 
 @pytest.mark.slow
@@ -146,22 +121,20 @@ def test_an_exported_folder_is_evaluated_and_any_training_of_it_is_refused(engin
     processor = PlainViTImageProcessor.from_pretrained(classifier)
     to_checkpoint(model, folder, format=engine, image_processor=processor)
     options = {"dataset": "digits", "views": "flip"}
-    expected = evaluation.evaluate(evaluation.EvaluateArguments(model=str(classifier), **options))
-    results = evaluation.evaluate(evaluation.EvaluateArguments(model=str(folder), **options))
+    expected = evaluate(model=classifier, **options)
+    results = evaluate(model=folder, **options)
     assert results["top1_accuracy"] == expected["top1_accuracy"]
     assert results["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     for wrong, named in (({"mixed_precision": "bf16"}, "mixed_precision"), ({"model_hints": ["key=a"]}, "key")):
         with pytest.raises(TrainingError, match=f"exported.*: omit .*{named}"):
-            evaluation.evaluate(evaluation.EvaluateArguments(model=str(folder), **options, **wrong))
+            evaluate(model=folder, **options, **wrong)
     training = {"model": str(folder), "dataset": "digits", "output_dir": str(tmp_path / "out")}
     starts = [
-        lambda: finetuning.finetune(finetuning.FinetuneArguments(**training)),
-        lambda: finetuning.finetune(finetuning.FinetuneArguments(**training, from_scratch=True)),
-        lambda: finetuning.finetune(
-            finetuning.FinetuneArguments(**training | {"model": str(classifier)}, teacher=str(folder))
-        ),
-        lambda: probing.probe(probing.ProbeArguments(**training)),
-        lambda: pretraining.pretrain(pretraining.PretrainArguments(**training, from_scratch=True)),
+        lambda: finetune(**training),
+        lambda: finetune(**training, from_scratch=True),
+        lambda: finetune(**training | {"model": classifier}, teacher=folder),
+        lambda: probe(**training),
+        lambda: pretrain(**training, from_scratch=True),
     ]
     for start in starts:
         with pytest.raises(CheckpointError, match="was exported to an engine, and is no checkpoint"):
@@ -171,23 +144,23 @@ def test_an_exported_folder_is_evaluated_and_any_training_of_it_is_refused(engin
 def test_classes_that_are_left_out_of_an_error_are_counted(tmp_path):
     save_plain_vit(tmp_path, num_labels=5, id2label=dict(enumerate("abcde")))
     with pytest.raises(DataError, match=r"of the data: 0, 1, 2, 3, 4 and 5 more\. The model's are a, b, c, d, e\. If"):
-        evaluation.evaluate(evaluation.EvaluateArguments(model=str(tmp_path), dataset="digits"))
+        evaluate(model=tmp_path, dataset="digits")
 
 
 @pytest.mark.slow
 def test_any_image_classifier_is_evaluated_and_its_classes_must_match(tmp_path):
     options = {"model": str(save_resnet(tmp_path, num_labels=10)), "dataset": "digits"}
     with pytest.raises(DataError, match="knows none of the 10 classes of the data.*--labels_by number"):
-        evaluation.evaluate(evaluation.EvaluateArguments(**options))
-    results = evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
+        evaluate(**options)
+    results = evaluate(**options, labels_by="number")
     assert [row["name"] for row in results["classes"]] == [f"LABEL_{digit}" for digit in range(10)]
     with pytest.raises(DataError, match="no split 'validation', only train, test"):
-        evaluation.evaluate(evaluation.EvaluateArguments(**options, split="validation"))
+        evaluate(**options, split="validation")
     with pytest.raises(TrainingError, match="The config of .* is complete: omit num_attention_heads"):
-        evaluation.evaluate(evaluation.EvaluateArguments(**options, model_hints=["num_attention_heads=4"]))
+        evaluate(**options, model_hints=["num_attention_heads=4"])
     save_resnet(tmp_path, num_labels=3)
     with pytest.raises(DataError, match="The data has 10 classes, the model 3"):
-        evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
+        evaluate(**options, labels_by="number")
 
 
 @pytest.mark.slow
@@ -203,7 +176,7 @@ def test_labels_that_are_numbers_are_the_numbers_of_the_model_s_classes(tmp_path
     features = Features({"image": Image(), "label": kind})
     Dataset.from_dict({"image": images, "label": labels}, features=features).save_to_disk(tmp_path / "data")
     options = {"model": str(model), "dataset": str(tmp_path / "data")}
-    results = evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
+    results = evaluate(**options, labels_by="number")
     found = PlainViTForImageClassification.from_pretrained(model).eval()
     pixels = AutoImageProcessor.from_pretrained(model)(images, return_tensors="pt")["pixel_values"]
     with torch.no_grad():
@@ -217,7 +190,7 @@ def test_labels_that_are_numbers_are_the_numbers_of_the_model_s_classes(tmp_path
         assert results["loss"] == pytest.approx(F.cross_entropy(logits, torch.tensor(numbers)).item(), rel=1e-5)
     save_plain_vit(tmp_path / "model", num_labels=3, problem_type=problem)
     with pytest.raises(DataError, match="4"):
-        evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
+        evaluate(**options, labels_by="number")
 
 
 def test_classes_with_names_are_matched_by_number_only_if_they_are_as_many(tmp_path):
@@ -227,7 +200,7 @@ def test_classes_with_names_are_matched_by_number_only_if_they_are_as_many(tmp_p
         (tmp_path / "images" / "test" / name).mkdir(parents=True)
         PIL.Image.new("RGB", (40, 40)).save(tmp_path / "images" / "test" / name / "1.png")
     with pytest.raises(DataError, match="The data has 2 classes, the model 9"):
-        evaluation.evaluate(evaluation.EvaluateArguments(**options, labels_by="number"))
+        evaluate(**options, labels_by="number")
 
 
 @pytest.mark.slow
@@ -240,8 +213,8 @@ def test_a_name_of_two_classes_is_not_matched(tmp_path):
         rows = {"image": [PIL.Image.new("RGB", (8, 8))] * 2, "label": [0, len(classes) - 1]}
         Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / data)
     with pytest.raises(DataError, match="'crane' is the name of several classes of the model, 0 and 2"):
-        evaluation.evaluate(evaluation.EvaluateArguments(**options, dataset=str(tmp_path / "both")))
-    assert evaluation.evaluate(evaluation.EvaluateArguments(**options, dataset=str(tmp_path / "one")))["images"] == 2
+        evaluate(**options, dataset=tmp_path / "both")
+    assert evaluate(**options, dataset=tmp_path / "one")["images"] == 2
 
 
 def test_an_image_without_a_label_is_named(tmp_path):
@@ -250,7 +223,7 @@ def test_an_image_without_a_label_is_named(tmp_path):
     Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "data")
     model = save_plain_vit(tmp_path / "model", id2label=dict(enumerate("abc")))
     with pytest.raises(DataError, match="1 of the 3 images .* have no label, the first one is at row 1"):
-        evaluation.evaluate(evaluation.EvaluateArguments(model=str(model), dataset=str(tmp_path / "data")))
+        evaluate(model=model, dataset=tmp_path / "data")
 
 
 @pytest.mark.slow
@@ -260,10 +233,10 @@ def test_checkpoint_of_another_library_is_evaluated_head_and_all(tmp_path):
     images = [PIL.Image.fromarray(glyph) for glyph in pixels]
     Dataset.from_dict({"image": images, "label": labels}, features=features).save_to_disk(tmp_path / "glyphs")
     checkpoint = EXAMPLES / "checkpoints" / "glyphs_vit.pt"
-    results = evaluation.evaluate(evaluation.EvaluateArguments(
-        model=str(checkpoint), model_hints=["num_attention_heads=4", "image_size=24", "patch_size=4"],
-        dataset=str(tmp_path / "glyphs"), labels_by="number",
-    ))  # fmt: skip
+    results = evaluate(
+        model=checkpoint, model_hints=["num_attention_heads=4", "image_size=24", "patch_size=4"],
+        dataset=tmp_path / "glyphs", labels_by="number",
+    )  # fmt: skip
     assert results["images"] == 340
     assert results["top1_accuracy"] > 0.9  # 95.3% of all held-out glyphs
 
@@ -371,9 +344,7 @@ SHORT = {"dataset": "digits", "steps": 6, "batch_size": 12, "evaluations": 2, "l
 @pytest.mark.parametrize("target", ["mean_color", "pixels"])
 def test_loss_of_hidden_patches_goes_down(target, model_folder, tmp_path):
     options = {**SHORT, "steps": 60, "evaluations": 3, "target": target}
-    pretraining.pretrain(pretraining.PretrainArguments(
-        model=str(model_folder), from_scratch=True, output_dir=str(tmp_path / "run"), **options
-    ))  # fmt: skip
+    pretrain(model=model_folder, from_scratch=True, output_dir=tmp_path / "run", **options)
     losses = [line["validation_loss"] for line in read_log(tmp_path / "run") if "validation_loss" in line]
     assert len(losses) == 3
     assert losses[0] > losses[1] > losses[2]
@@ -387,9 +358,7 @@ def test_the_card_of_pre_training_has_the_masking_and_the_learning_rates_it_had(
     options = {**SHORT, "target": target, "gradient_accumulation_steps": 3, "base_batch_size": 48, "from_scratch": True}
     options |= {"min_learning_rate": 1e-5, "mixed_precision": "bf16", "momentum": 0.8}
     AcceleratorState._reset_state(reset_partial_state=True)
-    pretraining.pretrain(pretraining.PretrainArguments(
-        model=str(model_folder), output_dir=str(tmp_path / "run"), **options
-    ))  # fmt: skip
+    pretrain(model=model_folder, output_dir=tmp_path / "run", **options)
     AcceleratorState._reset_state(reset_partial_state=True)
     highest = max(line["learning_rate"] for line in read_log(tmp_path / "run") if "learning_rate" in line)
     card = (tmp_path / "run" / "README.md").read_text()
@@ -406,23 +375,26 @@ def test_the_card_of_pre_training_has_the_masking_and_the_learning_rates_it_had(
         assert f"| {absent}" not in card
 
 
+@pytest.fixture(scope="module")
+def pretrained(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pretrained") / "run"
+    pretrain(model=model_folder, output_dir=folder, **SHORT)
+    return folder
+
+
 @pytest.mark.slow
-def test_pretrained_folder_is_fine_tuned(model_folder, tmp_path):
-    pretrained = tmp_path / "pretrained"
-    pretraining.pretrain(pretraining.PretrainArguments(model=str(model_folder), output_dir=str(pretrained), **SHORT))
+def test_pretrained_folder_is_fine_tuned(pretrained, model_folder, tmp_path):
     weights = weights_of(pretrained)
     card = (pretrained / "README.md").read_text()
     assert re.search(r"Pre-trained from `\w+` on digits \(.*\), by predicting masked patches\.", card)
     assert "AutoModelForMaskedImageModeling" in card
     assert "| target | mean_color |" in card
-    assert not torch.equal(
-        weights["vit.layers.0.mlp.fc1.weight"],
-        weights_of(model_folder)["vit.layers.0.mlp.fc1.weight"],
-    )
-    result = finetuning.finetune(finetuning.FinetuneArguments(
-        model=str(pretrained), output_dir=str(tmp_path / "run"), dataset="digits", shots_per_class=2, steps=2,
+    name = "vit.layers.0.mlp.fc1.weight"
+    assert not torch.equal(weights[name], weights_of(model_folder)[name])
+    result = finetune(
+        model=pretrained, output_dir=tmp_path / "run", dataset="digits", shots_per_class=2, steps=2,
         batch_size=10, learning_rate=0.0, weight_decay=0.0, report=False,
-    ))  # fmt: skip
+    )  # fmt: skip
     assert result.count == 360
     tuned = weights_of(tmp_path / "run")
     assert "vit.embeddings.mask_token" not in tuned  # processes would wait for its gradient
@@ -435,44 +407,13 @@ def test_pretrained_folder_is_fine_tuned(model_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_pretraining_goes_on_from_a_pretrained_folder(model_folder, tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    pretraining.pretrain(pretraining.PretrainArguments(model=str(model_folder), output_dir=str(first), **SHORT))
+def test_pretraining_goes_on_from_a_pretrained_folder(pretrained, tmp_path):
     options = {**SHORT, "steps": 1, "evaluations": 1, "learning_rate": 0.0}
-    pretraining.pretrain(pretraining.PretrainArguments(model=str(first), output_dir=str(second), **options))
-    before, after = (weights_of(folder) for folder in (first, second))
+    pretrain(model=pretrained, output_dir=tmp_path / "second", **options)
+    before, after = (weights_of(folder) for folder in (pretrained, tmp_path / "second"))
     body = [name for name in before if name.startswith("vit.")]
     assert "vit.embeddings.mask_token" in body
     assert all(torch.equal(before[name], after[name]) for name in body)
-
-
-@pytest.mark.nightly
-def test_two_processes_learn_what_one_learns(model_folder, tmp_path):
-    # Halves of a batch are averaged in another order than a whole one. SGD, because the first steps of Adam move
-    # weights by the sign of their gradient, whatever its size.
-    options = {**SHORT, "optimizer": "sgd", "learning_rate": 0.05, "gradient_accumulation_steps": 2}
-    pretraining.pretrain(
-        pretraining.PretrainArguments(model=str(model_folder), output_dir=str(tmp_path / "one"), **options)
-    )
-    launch(
-        "pretrain_masked_patches", TORCHRUN, model=model_folder, output_dir=tmp_path / "two", num_processes=2, **options
-    )  # fmt: skip
-    for line, line_of_two in zip(read_log(tmp_path / "one"), read_log(tmp_path / "two"), strict=True):
-        assert line_of_two == pytest.approx(line, rel=1e-5)
-    one, two = (weights_of(tmp_path / name) for name in ("one", "two"))
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.nightly
-def test_killed_pretraining_resumes_to_the_same_bits(model_folder, tmp_path):
-    options = {**SHORT, "model": model_folder, "steps": 40, "evaluations": 4, "checkpoint_every": 4, "crop_scale": 0.7,
-               "horizontal_flip": 0.5, "gradient_accumulation_steps": 2, "log_every": 3, "num_workers": 1}  # fmt: skip
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    launch("pretrain_masked_patches", PYTHON, output_dir=whole, **options)
-    launch_and_kill("pretrain_masked_patches", PYTHON, after_step=9, output_dir=killed, **options)
-    launch("pretrain_masked_patches", PYTHON, output_dir=killed, resume=True, **options)
-    assert_same_bits(whole, killed)
 
 
 @pytest.mark.slow
@@ -492,7 +433,7 @@ def test_pretraining_refuses_bad_input_before_anything_is_written(model_folder, 
         ({"report_to": "paper"}, TrainingError, "report_to"),
     ):
         with pytest.raises(error, match=message):
-            pretraining.pretrain(pretraining.PretrainArguments(**{**good, **changed}))
+            pretrain(**{**good, **changed})
         assert not (tmp_path / "run").exists(), changed
 
 
@@ -503,9 +444,7 @@ def test_images_without_labels_are_enough(model_folder, tmp_path):
     for number, image in enumerate(images):
         image.save(tmp_path / "images" / f"{number}.png")
     options = {**SHORT, "dataset": str(tmp_path / "images"), "validation_fraction": 0.1, "steps": 1, "evaluations": 1}
-    results = pretraining.pretrain(
-        pretraining.PretrainArguments(model=str(model_folder), output_dir=str(tmp_path / "run"), **options)
-    )
+    results = pretrain(model=model_folder, output_dir=tmp_path / "run", **options)
     assert results["validation_loss"] > 0
 
 
@@ -518,11 +457,9 @@ def test_image_that_cannot_be_read_is_named_by_every_script(classifier, tmp_path
         (tmp_path / "images" / split / "4" / "14.png").write_bytes(b"no image")
     options = {"model": str(classifier), "dataset": str(tmp_path / "images")}
     with pytest.raises(DataError, match="cannot be read: .*test/4/14.png"):
-        evaluation.evaluate(evaluation.EvaluateArguments(**options))
+        evaluate(**options)
     with pytest.raises(DataError, match="cannot be read: .*train/4/14.png"):
-        pretraining.pretrain(pretraining.PretrainArguments(
-            **options, output_dir=str(tmp_path / "run"), epochs=1.0, batch_size=2, validation_fraction=0.1
-        ))  # fmt: skip
+        pretrain(**options, output_dir=tmp_path / "run", epochs=1.0, batch_size=2, validation_fraction=0.1)
     # It is the first of its class, and looked at before the training.
     with pytest.raises(DataError, match="cannot be read: .*test/4/14.png"):
-        finetuning.finetune(finetuning.FinetuneArguments(**options, output_dir=str(tmp_path / "tuned"), steps=1))
+        finetune(**options, output_dir=tmp_path / "tuned", steps=1)

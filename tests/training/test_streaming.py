@@ -132,7 +132,8 @@ def test_stream_resumes_where_it_stopped(shards, workers):
         assert rest == whole[before * 3 :], before
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.slow(quick=["0"])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_resumed_stream_reads_a_block_and_skips_within_one_shard(shards, workers, monkeypatch):
     accelerator, stream = Accelerator(cpu=True), stream_of(shards)
     batches = StreamedBatches(images_of(stream), accelerator, count=40, **loading_options(workers))

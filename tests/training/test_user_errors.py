@@ -2,15 +2,13 @@
 
 import dataclasses
 import io
-import json
-import os
 import re
 import resource
-import subprocess
 import sys
 import tarfile
 import typing
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,24 +24,25 @@ from plain_vit.training.data import load_classification_data, load_images, load_
 from plain_vit.training.hardware.processes import start_accelerator
 from plain_vit.training.models import load_classifier, open_classifier
 from tests import ROOT
+from tests.processes import in_a_process, server
 from tests.sources.bad_models import BAD_MODELS
 from tests.training.runs import (
-    EXAMPLES,
-    LIMIT,
-    PYTHON,
+    ENTRIES,
     TORCHRUN,
+    finetune,
     finish,
-    launch,
     open_script,
+    probe,
     save_plain_vit,
     save_resnet,
     save_stock_vit,
     start,
+    words_of,
 )
+from tests.training.test_streaming import add
 
 SCRIPT = "finetune_image_classification"
 script = open_script(SCRIPT)
-probe = open_script("linear_probe")
 
 
 def write_image(path: Path, number: int = 0) -> None:
@@ -86,11 +85,6 @@ def test_a_misspelt_option_is_refused_with_the_one_that_was_meant(wrong, right, 
     assert not parse_arguments(script.FinetuneArguments, [*words, "--no-report"], description=None).report
 
 
-SCRIPTS = {
-    "finetune_image_classification": "FinetuneArguments", "pretrain_masked_patches": "PretrainArguments",
-    "linear_probe": "ProbeArguments", "evaluate_image_classification": "EvaluateArguments",
-    "extract_features": "ExtractArguments", "predict": "PredictArguments",
-}  # fmt: skip
 HUGE, UNENDING = str(10**30), "1e400"
 TAKEN = {("head_bias", "-1")}
 
@@ -104,15 +98,15 @@ def numeric_options(name: str) -> Iterator[tuple[str, type]]:
 
 
 def kind_of(name: str) -> Any:
-    return getattr(open_script(name), SCRIPTS[name])
+    return getattr(open_script(name), ENTRIES[name][1])
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_every_number_of_every_script_has_a_range(name):
     assert [option for option, _ in numeric_options(name) if ranges_of(kind_of(name))[option] is None] == []
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_numbers_out_of_range_are_refused_by_every_script_with_the_name_of_the_option(name, capsys):
     kind = kind_of(name)
     asked = {each.name for each in dataclasses.fields(kind)} & {"model", "dataset", "output_dir"}
@@ -163,10 +157,10 @@ def test_fewer_images_than_a_step_takes_are_remarked_on(capsys, tmp_path):
     options = {"model": str(tmp_path / "model"), "dataset": "digits", "shots_per_class": 1, "epochs": 1,
                "batch_size": 64, "report": False}  # fmt: skip
     said = "10 training images are fewer than the 64 of a step: each step uses them 6.4 times"
-    script.finetune(script.FinetuneArguments(**options, output_dir=str(tmp_path / "run")))
+    finetune(**options, output_dir=tmp_path / "run")
     assert said in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        script.finetune(script.FinetuneArguments(**options, output_dir=str(tmp_path / "other"), dry_run=True))
+        finetune(**options, output_dir=tmp_path / "other", dry_run=True)
     assert said in capsys.readouterr().out
 
 
@@ -268,7 +262,7 @@ def test_sizes_that_are_known_are_not_asked_for(tmp_path):
         assert load_classification_data(name, streaming=True, stream_images=3).train_images == 3
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_documented_command_for_imagenet_21k_runs_on_tar_shards(tmp_path):
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     [command] = [line for line in text.splitlines() if "imagenet21k" in line and "gpus.yaml" in line]
@@ -281,10 +275,8 @@ def test_documented_command_for_imagenet_21k_runs_on_tar_shards(tmp_path):
                 for number in range(3):
                     content = io.BytesIO()
                     PIL.Image.new("RGB", (40, 30), (number, shard, 3)).save(content, "jpeg")
-                    for suffix, data in (("jpg", content.getvalue()), ("cls", str(number % 2).encode())):
-                        entry = tarfile.TarInfo(f"{shard}_{number}.{suffix}")
-                        entry.size = len(data)
-                        tar.addfile(entry, io.BytesIO(data))
+                    add(tar, f"{shard}_{number}.jpg", content.getvalue())
+                    add(tar, f"{shard}_{number}.cls", str(number % 2).encode())
     (tmp_path / "classes.txt").write_text("ant\nbee\n")
     changed = {
         "--model": "vit-tiny-patch16-224", "--dataset": str(folder), "--num_processes": "1", "--mixed_precision": "no",
@@ -293,55 +285,29 @@ def test_documented_command_for_imagenet_21k_runs_on_tar_shards(tmp_path):
     assert changed.keys() <= set(words)
     words = [changed.get(words[number - 1], word) for number, word in enumerate(words)]
     words.remove("--auto_micro_batch")
-    launch(SCRIPT, PYTHON, **_options(words), from_scratch=True, dry_run=True, batch_size=8)
-
-
-def _options(words: list[str]) -> dict[str, Any]:
-    names = [number for number, word in enumerate(words) if word.startswith("--")]
-    return {
-        words[number][2:]: " ".join(words[number + 1 : after]) or True
-        for number, after in zip(names, [*names[1:], len(words)], strict=True)
-    }
+    words += ["--from_scratch", "--dry_run", "--batch_size", "8"]
+    with pytest.raises(SystemExit) as ended:
+        script.finetune(parse_arguments(script.FinetuneArguments, words, description=None))
+    assert not ended.value.code
 
 
 # Probes and reports
-
-
-@pytest.mark.slow
-def test_second_probe_keeps_the_results_of_the_first(tmp_path):
-    model = save_plain_vit(tmp_path / "model")
-    common = {"model": str(model), "dataset": "digits", "output_dir": str(tmp_path / "out"), "epochs": 1.0}
-    first = probe.probe(probe.ProbeArguments(**common, mode="few_shot", shots=[1, 2], seeds=[0]))
-    second = probe.probe(probe.ProbeArguments(**common, mode="linear", learning_rates=[0.1]))
-    third = probe.probe(probe.ProbeArguments(**common, mode="few_shot", shots=[3], seeds=[0]))
-    stored = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert stored == third
-    assert stored["linear"] == second["linear"]
-    assert stored["few_shot"].keys() == {"1", "2", "3"}
-    assert stored["few_shot"]["1"] == first["few_shot"]["1"]
 
 
 def test_probe_recommends_no_option_that_it_lacks(tmp_path):
     folder = image_folder(tmp_path / "folder", cat=12, dog=12)
     (folder / "train" / "cat" / "cat_3.png").write_bytes(b"nothing")
     model = save_plain_vit(tmp_path / "model")
-    arguments = probe.ProbeArguments(model=str(model), dataset=str(folder), output_dir=str(tmp_path / "out"), shots=[1])
     with pytest.raises(DataError, match=r"cat_3\.png .*Repair it, or remove it\.") as failure:
-        probe.probe(arguments)
+        probe(model=model, dataset=folder, output_dir=tmp_path / "out", shots=[1])
     assert "--corrupted" not in str(failure.value)
-
-
-def run_arguments(model: Path, dataset: str, folder: Path) -> Any:
-    return script.FinetuneArguments(
-        model=str(model), dataset=dataset, output_dir=str(folder), steps=2, batch_size=4, shots_per_class=2,
-        log_every=1,
-    )  # fmt: skip
 
 
 def test_report_names_the_files_of_mistakes_and_no_private_path(tmp_path):
     folder = image_folder(tmp_path / "private" / "folder", cat=4, dog=4)
     model = save_plain_vit(tmp_path / "model")
-    script.finetune(run_arguments(model, str(folder), tmp_path / "run"))
+    options = {"steps": 2, "batch_size": 4, "shots_per_class": 2, "log_every": 1}
+    finetune(model=model, dataset=folder, output_dir=tmp_path / "run", **options)
     page = (tmp_path / "run" / "report" / "index.html").read_text(encoding="utf-8")
     assert sum(f"{name}/{name}_{number}.png (row" in page for name in ("cat", "dog") for number in range(4)) > 0
     assert f"{folder}/test" not in page
@@ -384,7 +350,7 @@ def test_damaged_weights_and_settings_are_an_error_that_names_the_model(save, tm
     refused_by_both(folder, PlainViTError, "NaN")
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_an_output_below_a_file_is_one_line(name, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("mine")
     option = "output" if name.startswith("evaluate") else "output_dir"
@@ -403,20 +369,28 @@ def test_an_output_below_a_file_is_one_line(name, tmp_path, monkeypatch, capsys)
 # Disks
 
 
+def train_within(limit: int, words: list[str]) -> tuple[object, str]:
+    """Run the script in a process that can write no file larger than this, and return how it ended and its errors."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    sys.argv = ["finetune", *words]
+    errors = io.StringIO()
+    try:
+        with redirect_stderr(errors):
+            open_script(SCRIPT).main()
+    except SystemExit as stopped:
+        return stopped.code, errors.getvalue()
+    return None, errors.getvalue()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [300, 5_000, 40_000, 100_000])
 def test_disk_that_fills_is_one_line(limit, tmp_path):
-    model = save_plain_vit(tmp_path / "model")
-    words = ["--model", model, "--dataset", image_folder(tmp_path / "folder", cat=4, dog=4), "--output_dir",
-             tmp_path / "run", "--steps", "2", "--batch_size", "4", "--no_report"]  # fmt: skip
+    options = {"model": save_plain_vit(tmp_path / "model"), "dataset": image_folder(tmp_path / "folder", cat=4, dog=4),
+               "output_dir": tmp_path / "run", "steps": 2, "batch_size": 4, "report": "no"}  # fmt: skip
     load_classification_data(str(tmp_path / "folder"))  # its cache is written before
-    ended = subprocess.run(
-        [*PYTHON, str(EXAMPLES / f"{SCRIPT}.py"), *map(str, words)], capture_output=True, text=True, timeout=LIMIT,
-        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit)),
-        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
-    )  # fmt: skip
-    assert ended.returncode == OutputError.exit_code, ended.stderr
-    [line] = [line for line in ended.stderr.splitlines() if "Error" in line]
+    code, errors = in_a_process(train_within, limit, words_of(options), context=server)
+    assert code == OutputError.exit_code, errors
+    [line] = [line for line in errors.splitlines() if "Error" in line]
     assert "File too large" in line
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
@@ -441,7 +415,7 @@ def test_disk_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
 # Several processes
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_one_line_stays_visible_under_torchrun(tmp_path):
     process = start(SCRIPT, TORCHRUN, model=tmp_path, dataset="./nowhere", output_dir=tmp_path / "run")
     output = finish(process)

@@ -3,13 +3,12 @@
 import csv
 import json
 import math
-import shutil
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
+from datasets import ClassLabel, DatasetDict, List, Value
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import average_precision_score, f1_score, mean_absolute_error, r2_score
 from torch.nn import functional as F
@@ -20,19 +19,9 @@ from plain_vit.training.data import load_classification_data, load_splits
 from plain_vit.training.data.mixing import Blend
 from plain_vit.training.run.folder import read_log
 from plain_vit.training.vector_metrics import VectorEvaluation, vector_table
-from tests.training.runs import (
-    PYTHON,
-    TORCHRUN,
-    assert_same_bits,
-    launch,
-    open_script,
-    save_plain_vit,
-    weights_of,
-)
+from tests.training.runs import evaluate, finetune, open_script, save_digits, save_plain_vit, weights_of
 
-SCRIPT = "finetune_image_classification"
-script = open_script(SCRIPT)
-evaluation = open_script("evaluate_image_classification")
+script = open_script("finetune_image_classification")
 NAMES = ["even", "round", "small"]
 MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
 
@@ -43,16 +32,8 @@ def labels_of(digit):
     ]
 
 
-def save(folder, column, kind, label_of, images=60):
-    """Save digits with other labels."""
-    splits = {}
-    for split, rows in load_splits("digits").items():
-        some = rows.select(range(images))
-        labels = [label_of(digit) for digit in some["label"][:]]
-        features = Features({"image": Image(), column: kind})
-        splits[split] = Dataset.from_dict({"image": some["image"][:], column: labels}, features=features)
-    DatasetDict(splits).save_to_disk(str(folder))
-    return str(folder)
+def save(folder, column, kind, label_of):
+    return save_digits(folder, column, kind, label_of, train=60, test=60)
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +50,9 @@ def run(tmp_path, sets):
     save_plain_vit(tmp_path / "model")
 
     def train(name, problem, **options):
-        values = {"dataset": sets.get(problem, "digits"), "steps": 8, "batch_size": 12, "evaluations": 4,
-                  "learning_rate": 0.01,
-                  "validation_fraction": 0.3, "report": False, **options}  # fmt: skip
-        script.finetune(script.FinetuneArguments(
-            model=str(tmp_path / "model"), output_dir=str(tmp_path / name), problem_type=problem, **values
-        ))  # fmt: skip
+        values = {"model": tmp_path / "model", "dataset": sets.get(problem, "digits"), "steps": 8, "batch_size": 12,
+                  "evaluations": 4, "learning_rate": 0.01, "validation_fraction": 0.3, "report": False}  # fmt: skip
+        finetune(output_dir=tmp_path / name, problem_type=problem, **{**values, **options})
         return tmp_path / name
 
     return train
@@ -181,7 +159,7 @@ def test_splits_without_a_defined_result_are_refused_before_the_training(
     if problem == MULTI_LABEL:
         model = save_plain_vit(tmp_path / "model", num_labels=2, id2label={0: "odd", 1: "even"}, problem_type=problem)
         with pytest.raises(DataError, match=says.replace("test", "evaluated")):
-            evaluate(model, data)
+            evaluate(model=model, dataset=data)
 
 
 @pytest.mark.parametrize(("kind", "label_of"), [
@@ -356,14 +334,10 @@ def test_one_number_is_learnt_with_every_change_of_the_model(options, run, tmp_p
 # The evaluation script
 
 
-def evaluate(model, dataset, **options):
-    return evaluation.evaluate(evaluation.EvaluateArguments(model=str(model), dataset=dataset, **options))
-
-
 def test_the_evaluation_of_several_labels_is_scikit_learns_in_the_order_of_the_model(sets, tmp_path, capsys):
     names = ["small", "never", "even", "round"]
     save_plain_vit(tmp_path / "model", num_labels=4, id2label=dict(enumerate(names)), problem_type=MULTI_LABEL)
-    results = evaluate(tmp_path / "model", sets[MULTI_LABEL], predictions=str(tmp_path / "predictions.csv"))
+    results = evaluate(model=tmp_path / "model", dataset=sets[MULTI_LABEL], predictions=tmp_path / "predictions.csv")
     test = load_splits(sets[MULTI_LABEL])["test"]
     outputs, _ = outputs_of(tmp_path / "model", test)
     targets = np.array([[name in labels for name in names] for labels in test["labels"][:]])
@@ -378,15 +352,15 @@ def test_the_evaluation_of_several_labels_is_scikit_learns_in_the_order_of_the_m
     assert [row["even"] for row in rows] == [str(int(shown)) for shown in targets[:, 2]]
     assert "mean average precision" in capsys.readouterr().out
     with pytest.raises(DataError, match="views are for single labels"):
-        evaluate(tmp_path / "model", sets[MULTI_LABEL], views="flip")
+        evaluate(model=tmp_path / "model", dataset=sets[MULTI_LABEL], views="flip")
     save_plain_vit(tmp_path / "other", num_labels=2, id2label={0: "even", 1: "odd"}, problem_type=MULTI_LABEL)
     with pytest.raises(DataError, match="does not know 2 of the 3 classes of the data: round, small"):
-        evaluate(tmp_path / "other", sets[MULTI_LABEL])
+        evaluate(model=tmp_path / "other", dataset=sets[MULTI_LABEL])
 
 
 def test_the_evaluation_of_numbers_is_scikit_learns(sets, tmp_path, capsys):
     save_plain_vit(tmp_path / "model", num_labels=2, problem_type=REGRESSION)
-    results = evaluate(tmp_path / "model", sets[REGRESSION], output=str(tmp_path / "results.json"))
+    results = evaluate(model=tmp_path / "model", dataset=sets[REGRESSION], output=tmp_path / "results.json")
     test = load_splits(sets[REGRESSION])["test"]
     outputs, _ = outputs_of(tmp_path / "model", test)
     targets = np.array(test["target"][:])
@@ -400,34 +374,4 @@ def test_the_evaluation_of_numbers_is_scikit_learns(sets, tmp_path, capsys):
     ]
     save_plain_vit(tmp_path / "other", num_labels=3, problem_type=REGRESSION)
     with pytest.raises(DataError, match="Each image has 2 numbers, and the model predicts 3"):
-        evaluate(tmp_path / "other", sets[REGRESSION])
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION])
-def test_a_run_is_resumed_to_the_same_bits(run, problem):
-    options = {"checkpoints_kept": 9, "cutmix": 1.0} if problem == MULTI_LABEL else {"checkpoints_kept": 9}
-    whole = run("whole", problem, **options)
-    half = whole.parent / "half"
-    shutil.copytree(whole, half)
-    for checkpoint in sorted((half / "checkpoints").iterdir())[2:]:
-        shutil.rmtree(checkpoint)
-    assert_same_bits(run("half", problem, **options, resume=True), whole)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION])
-def test_two_processes_give_the_weights_and_results_of_one(problem, sets, tmp_path):
-    save_plain_vit(tmp_path / "model")
-    options = {"model": tmp_path / "model", "dataset": sets[problem], "problem_type": problem, "steps": 8,
-               "batch_size": 12, "learning_rate": 0.01, "optimizer": "sgd",
-               "mixup": 0.3 if problem == MULTI_LABEL else 0.0,
-               "report": "no"}  # fmt: skip
-    for name, launcher in (("one", PYTHON), ("two", TORCHRUN)):
-        launch(SCRIPT, launcher, **options, output_dir=tmp_path / name)
-    one, two = (weights_of(tmp_path / name) for name in ("one", "two"))
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)
-    first, second = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two"))
-    assert first["images_evaluated"] == second["images_evaluated"] == 60
-    assert second["test_loss"] == pytest.approx(first["test_loss"], abs=1e-5)
+        evaluate(model=tmp_path / "other", dataset=sets[REGRESSION])
