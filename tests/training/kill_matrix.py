@@ -47,7 +47,7 @@ GROWING = {"initial_image_size": 8, "growth_epochs": 2}
 NATIVE = {"native_aspect_ratio": True, "crop_scale": 0.3, "num_workers": 1}
 RANDOM = {"drop_path_rate": 0.3, "hidden_dropout_prob": 0.1}  # of the model
 
-# Processes, options and changes of the model. Usually the tests take every sixth.
+# Processes, options and changes of the model. Usually the tests take every eighth.
 SETTINGS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "2 processes, sharded, LoRA, selected": (2, {"shard": True, "lora_rank": 2, "validation_fraction": 0.2}, {}),
     "plain": (1, {}, {}),
@@ -56,11 +56,11 @@ SETTINGS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "stream": (1, STREAM, {}),
     "LoRA, accumulation": (1, LORA, {}),
     "stream, mixing, workers": (1, {**STREAM, "mixup": 0.8, "num_workers": 2}, {}),
+    "2 processes, workers": (2, {"num_workers": 1}, {}),
     "workers, mixing": (1, {**MIXED, "num_workers": 2}, RANDOM),
     "many sizes, workers": (1, NATIVE, {}),
     "2 processes, mixing, dropout": (2, MIXED, RANDOM),
     "2 processes, stream, mixing": (2, {**STREAM, "cutmix": 1.0}, {}),
-    "2 processes, workers": (2, {"num_workers": 1}, {}),
     "growing images": (1, GROWING, {}),
     "2 processes, selected weights, average": (2, SELECTED, {}),
     "2 processes, LoRA, accumulation": (2, LORA, {}),

@@ -138,7 +138,7 @@ def test_checkpoint_that_cannot_be_completed_stops_the_run_at_the_next_one(tmp_p
 
 @pytest.mark.slow
 def test_killed_runs_resume_to_the_same_bits():
-    names = few(SETTINGS, 3)
+    names = few(SETTINGS, 2)
     # In a process of its own: what it forks inherits neither threads nor an accelerator.
     words = ["--kills", str(2 * len(names)), "--seed", "1", "--settings", *names]
     printed = run_forked(["-m", "tests.training.kill_matrix", *words], limit=LIMIT * len(names))

@@ -1,4 +1,4 @@
-"""The fine-tuning script as a user runs it: in one process or two, killed and resumed, loaded afterwards."""
+"""The fine-tuning script as a user runs it: in one process or two, terminated, resumed, loaded afterwards."""
 
 import json
 import os
@@ -33,7 +33,6 @@ from tests.training.runs import (
     finetune,
     finish,
     launch,
-    launch_and_kill,
     open_script,
     save_stock_vit,
     start,
@@ -56,25 +55,7 @@ def stock_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_stock_vit(tmp_path_factory.mktemp("stock"), hidden_dropout_prob=0.1)
 
 
-# Kills and signals
-
-
-@pytest.mark.slow
-def test_killed_run_resumes_to_the_same_bits(stock_folder, tmp_path):
-    """Of two processes of torchrun with workers; kill_matrix.py kills many more that are only forked."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    options = {
-        "model": stock_folder, "dataset": "digits", "shots_per_class": 7, "steps": 16, "batch_size": 12,
-        "gradient_accumulation_steps": 2, "evaluations": 3, "log_every": 3, "checkpoint_every": 2, "ema_decay": 0.9,
-        "mixup": 0.4, "cutmix": 0.7, "augmentation": "affine", "crop_scale": 0.7, "horizontal_flip": 0.5,
-        "layer_decay": 0.8, "validation_fraction": 0.1, "loss": "bce", "class_balance": "sampler", "freeze": "1",
-        "gradient_checkpointing": True, "random_erasing": 0.3, "repeated_augmentation": 3, "num_workers": 2,
-        "report": "no",
-    }  # fmt: skip
-    launch(SCRIPT, TORCHRUN, output_dir=whole, **options)
-    launch_and_kill(SCRIPT, TORCHRUN, after_step=5, output_dir=killed, **options)
-    launch(SCRIPT, TORCHRUN, output_dir=killed, resume=True, **options)
-    assert_same_bits(whole, killed)
+# Signals
 
 
 @pytest.mark.slow
@@ -149,7 +130,7 @@ def test_accelerate_launch_gives_the_result_of_one_process_which_opens_with_its_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", few([{"lora_rank": 2, "compile": True}, {}, {"compile": True}], 1), ids=str)
+@pytest.mark.parametrize("changes", few([{"lora_rank": 2}, {}, {"lora_rank": 2, "compile": True}], 1), ids=str)
 def test_sharded_weights_give_the_result_of_whole_ones(changes, options, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_LOGS", "dynamo,graph_breaks")
     options |= {"ema_decay": 0.5, "report": True, **changes}

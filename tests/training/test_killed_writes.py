@@ -87,7 +87,7 @@ def test_a_run_killed_at_any_of_its_writes_can_be_run_again(name: str, model_fol
     expected = results_of(tmp_path / "whole")
     assert expected
     assert len(writes) >= 6
-    for at, write in random.Random(name).sample(writes, draws(3, nightly=len(writes))):
+    for at, write in random.Random(name).sample(writes, draws(2, nightly=len(writes))):
         given = {**options, "output_dir": str(tmp_path / f"{at}-{write}")}
         kill_at(write, at, script, given)
         run_again(script, given)
