@@ -57,7 +57,6 @@ EXTRAS = {
         "onnxscript>=0.7",
         "openvino>=2025.4",
         "nncf>=2.19",
-        "nbclient>=0.10",
         "nbformat>=5.10",
         "ipykernel>=7.0",
         "pytest>=9.0",

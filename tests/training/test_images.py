@@ -33,7 +33,7 @@ from plain_vit.training.data.augmentation import AugmentedImages, CroppedImage, 
 from plain_vit.training.data.decoding import ProcessedImages, as_files, decode_image, open_stored, read_rows, try_image
 from plain_vit.training.data.sampling import ShuffledStream
 from plain_vit.training.hardware.processes import loading_options
-from tests.processes import run_forked
+from tests.model import bare
 
 ORIENTATION = PIL.ExifTags.Base.Orientation
 SIZE = (37, 29)  # height, width of a result
@@ -396,7 +396,6 @@ def test_a_set_without_a_readable_image_ends_the_run():
 def test_pillow_tries_the_common_formats_first(program, tmp_path):
     orders = []
     for before in (program, "PIL.Image.preinit()"):
-        text = f"import os, PIL.Image\nos.chdir({str(tmp_path)!r})\n{before}\nPIL.Image.init()\nprint(PIL.Image.ID)"
-        (tmp_path / "program.py").write_text(text)
-        orders.append(run_forked([str(tmp_path / "program.py")]))
+        text = f"import PIL.Image\n{before}\nPIL.Image.init()\nprint(PIL.Image.ID)"
+        orders.append(bare.run(text, cwd=tmp_path, home=tmp_path))
     assert orders[0] == orders[1]
