@@ -8,6 +8,11 @@ import pytest
 import timm
 import torch
 from timm.models import vision_transformer
+from timm.models.beit import Beit
+from timm.models.eva import Eva
+from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import nn
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
@@ -15,28 +20,38 @@ from plain_vit.conversion import from_module, to_module
 from plain_vit.conversion.timm.source import TIMM
 from plain_vit.errors import ExportError
 from tests.conftest import randomize_
+from tests.sizes import few
 from tests.sources.timm_models import (
+    ENTRYPOINTS,
+    EVA_REPRESENTATIVES,
+    NAFLEX_VARIANTS,
+    RELATIVE_QUICK,
+    RELATIVE_SLOW,
     REPRESENTATIVES,
     TOLERANCE,
+    VARIANTS,
     image_size,
+    layout_of,
     pixels_for,
+    rounding,
     same_tensors,
     stage_differences,
     tiny_timm,
-    tolerance,
+    variants,
 )
 from tests.tiny import VARIATIONS, difference, tiny_config
 
-POOLINGS = ["", "token", "avg", "max", "avgmax", "map", "prr"]
 
-
-@pytest.mark.parametrize("name", REPRESENTATIVES)
-def test_every_block_and_the_logits_are_timms(name: str) -> None:
-    module = tiny_timm(name)
-    model = from_module(module)
-    found = stage_differences(module, model, pixels_for(module))
-    assert max(found.values()) <= tolerance(name), found
-    assert same_tensors(module, to_module(model, "timm"))
+@variants(VARIANTS)
+def test_every_block_and_the_logits_are_timms(name: str, arguments: dict[str, Any]) -> None:
+    module = tiny_timm(name, **arguments)
+    for dtype in (torch.float32, torch.bfloat16):
+        module = module.to(dtype)
+        model = from_module(module)
+        assert model.dtype == dtype
+        found = stage_differences(module, model, pixels_for(module))
+        assert max(found.values()) <= rounding(module), found
+        assert same_tensors(module, to_module(model, "timm", layout=layout_of(module)))
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch16_384", "vit_base_patch32_224",
@@ -48,18 +63,40 @@ def test_plain_models_of_full_width_give_equal_logits(name: str) -> None:
     assert max(found.values()) == 0.0, found
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("name", ["vit_small_patch14_reg4_dinov2", "vit_base_patch16_siglip_gap_224"])
-@pytest.mark.parametrize("classes", [0, 7])
-def test_every_pooling_gives_equal_logits_or_features(name: str, pooling: str, classes: int) -> None:
-    if pooling == "token" and "siglip" in name:
-        pytest.skip("timm itself refuses to read a class token that is not there")
-    module = tiny_timm(name, global_pool=pooling, num_classes=classes)
-    model = from_module(module)
-    assert isinstance(model, PlainViTForImageClassification if classes else PlainViTModel)
-    found = stage_differences(module, model, pixels_for(module))
-    assert max(found.values()) == 0.0, found
-    assert same_tensors(module, to_module(model, "timm"))
+# Of each class with settings of its own: the poolings that it has.
+POOLINGS = ["", "token", "avg", "max", "avgmax", "map", "prr"]
+POOLED: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "vit_small_patch14_reg4_dinov2": (POOLINGS, {}),
+    "vit_base_patch16_siglip_gap_224": (POOLINGS, {}),
+    "vit_base_patch16_rope_ape_224": (POOLINGS[:-1], {"num_reg_tokens": 2}),
+    "beit_base_patch16_224": (POOLINGS[:3], {}),
+    "vit_relpos_medium_patch16_cls_224": (POOLINGS[:3], {}),
+}
+OTHERS = [name for name in REPRESENTATIVES if "_r26_" not in name]  # no pooling reaches into its ResNet
+
+
+@pytest.mark.slow(quick=[*POOLED])
+@pytest.mark.parametrize("name", [*POOLED, *few(OTHERS, 6)])
+def test_every_pooling_gives_equal_logits_or_features(name: str) -> None:
+    poolings, arguments = POOLED.get(name, (POOLINGS, {}))
+    followed = set()
+    for pooling in poolings:
+        for classes in (0, 7):
+            try:
+                module = tiny_timm(name, global_pool=pooling, num_classes=classes, depth=2, **arguments)
+            except AssertionError:  # timm refuses to read a class token that is not there
+                continue
+            limit = rounding(module) if name in POOLED or module.num_prefix_tokens else TOLERANCE
+            if classes and name not in POOLED:
+                module.reset_classifier(5)
+                randomize_(module, seed=2)
+            model = from_module(module)
+            assert isinstance(model, PlainViTForImageClassification if classes else PlainViTModel)
+            found = stage_differences(module, model, pixels_for(module))
+            assert max(found.values()) <= limit, (pooling, found)
+            assert same_tensors(module, to_module(model, "timm"))
+            followed.add(pooling)
+    assert followed | {"token"} == {*poolings, "token"}
 
 
 @pytest.mark.parametrize("classes", [0, 5])
@@ -72,30 +109,41 @@ def test_a_changed_head_is_followed(classes: int) -> None:
     assert model.config.num_labels == classes
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch14_reg4_dinov2"])
-def test_images_of_other_sizes_give_the_logits_of_timms_dynamic_size(name: str) -> None:
-    module = tiny_timm(name, dynamic_img_size=True)
-    patch, _ = module.patch_embed.patch_size
-    pixel_values = pixels_for(module, size=(4 * patch, 2 * patch))
-    found = stage_differences(module, from_module(module), pixel_values)
-    assert max(found.values()) == 0.0, found
+RESIZED = [
+    ("vit_tiny_patch16_224", {}),
+    ("vit_small_patch14_reg4_dinov2", {}),
+    *((name, {}) for name in EVA_REPRESENTATIVES[::3]),
+    *RELATIVE_QUICK,
+    *NAFLEX_VARIANTS,
+]
 
 
-def test_a_module_set_to_another_size_keeps_its_resampled_positions() -> None:
-    module = tiny_timm("vit_tiny_patch16_224")
-    module.set_input_size((80, 32))
+@variants(RESIZED, *RELATIVE_SLOW)
+def test_images_of_other_sizes_give_the_logits_of_timms_model_for_them(name: str, arguments: dict[str, Any]) -> None:
+    is_relative, is_naflex = "beit" in name or "relpos" in name, "naflex" in name
+    flexible = {} if is_relative or is_naflex else {"dynamic_img_size": True}
+    patch = ENTRYPOINTS[name]["patch_size"]
+    for grid, dtype in (((4, 2), torch.float32), ((7, 9), torch.float32 if is_relative else torch.bfloat16)):
+        module = tiny_timm(name, **arguments, **flexible).to(dtype)
+        model, size = from_module(module), (grid[0] * patch, grid[1] * patch)
+        if is_relative:
+            module.set_input_size(size)
+        found = stage_differences(module, model, pixels_for(module, size=size))
+        assert max(found.values()) <= (TOLERANCE if is_relative else rounding(module)), found
+        if not is_naflex:
+            fixed = tiny_timm(name, **arguments).to(dtype)
+            fixed.set_input_size(size)
+            resized = from_module(fixed)
+            assert resized.config.image_shape == size
+            assert max(stage_differences(fixed, resized, pixels_for(fixed)).values()) <= rounding(fixed)
+            assert same_tensors(fixed, to_module(resized, "timm", layout=layout_of(fixed)))
+
+
+def test_the_dtype_stays_and_gives_equal_logits() -> None:
+    module = tiny_timm("vit_dwee_patch16_reg1_gap_256").double()
     model = from_module(module)
-    assert model.config.image_size == (80, 32)
+    assert model.dtype == torch.float64
     assert max(stage_differences(module, model, pixels_for(module)).values()) == 0.0
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_dwee_patch16_reg1_gap_256"])
-def test_the_dtype_stays_and_gives_equal_logits(name: str, dtype: torch.dtype) -> None:
-    module = tiny_timm(name).to(dtype)
-    model = from_module(module)
-    assert model.dtype == dtype
-    assert max(stage_differences(module, model, pixels_for(module).to(dtype)).values()) == 0.0
 
 
 def test_timms_attention_without_the_fused_kernel_is_ours_called_eager() -> None:
@@ -108,23 +156,39 @@ def test_timms_attention_without_the_fused_kernel_is_ours_called_eager() -> None
     assert max(found.values()) <= TOLERANCE, found  # timm scales the queries, eager attention the scores
 
 
-def test_training_settings_are_read_off_the_module_and_given_back() -> None:
-    rates = {
-        "drop_rate": 0.11, "pos_drop_rate": 0.12, "patch_drop_rate": 0.13, "proj_drop_rate": 0.14,
-        "attn_drop_rate": 0.15, "drop_path_rate": 0.16,
-    }  # fmt: skip
-    module = tiny_timm("vit_small_patch14_reg4_dinov2", **rates).train()
+# Training
+
+RATES = {"drop_rate": 0.11, "proj_drop_rate": 0.14, "attn_drop_rate": 0.15, "drop_path_rate": 0.16}
+AFTER_POSITIONS = {"pos_drop_rate": 0.12}
+OF_PATCHES = {**AFTER_POSITIONS, "patch_drop_rate": 0.13}
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("vit_small_patch14_reg4_dinov2", OF_PATCHES),
+        ("vit_small_plus_patch16_dinov3", OF_PATCHES),
+        ("eva02_tiny_patch14_224", OF_PATCHES),
+        ("eva_giant_patch14_224", OF_PATCHES),
+        ("beit_base_patch16_224", AFTER_POSITIONS),
+        ("vit_relpos_small_patch16_224", {}),
+        ("vit_relpos_small_patch16_rpn_224", {}),
+        ("naflexvit_base_patch16_gap", OF_PATCHES),
+    ],
+)
+def test_training_settings_are_read_off_the_module_and_given_back(name: str, others: dict[str, float]) -> None:
+    module = tiny_timm(name, **RATES, **others).train()
     model = from_module(module)
     assert model.training
     config = model.config
     assert config.classifier_dropout_prob == 0.11
-    assert config.embedding_dropout_prob == 0.12
-    assert config.patch_dropout_prob == 0.13
+    assert config.embedding_dropout_prob == others.get("pos_drop_rate", 0.0)
+    assert config.patch_dropout_prob == others.get("patch_drop_rate", 0.0)
     assert config.hidden_dropout_prob == 0.14
     assert config.attention_probs_dropout_prob == 0.15
     assert config.drop_path_rate == pytest.approx(0.16)
     assert [layer.drop_path.rate for layer in model.vit.layers] == pytest.approx([0, 0.08, 0.16])
-    again = to_module(model, "timm")
+    again = to_module(model, "timm", layout=layout_of(module))
     assert again.training
     assert repr(again) == repr(module)
 
@@ -137,24 +201,29 @@ def test_a_dropout_of_positions_that_are_not_there_is_never_reached() -> None:
     assert difference(model(pixel_values).logits, module(pixel_values)) <= TOLERANCE
 
 
-def test_the_gradient_of_the_loss_is_timms() -> None:
-    module = tiny_timm("vit_small_patch14_reg4_dinov2")
-    model = from_module(module)
-    labels = torch.tensor([3, 8])
-    pixel_values = pixels_for(module)
+@variants(
+    [("vit_small_patch14_reg4_dinov2", {}), *((name, {}) for name in EVA_REPRESENTATIVES), *RELATIVE_QUICK],
+    *RELATIVE_SLOW,
+)
+def test_the_gradients_are_timms(name: str, arguments: dict[str, Any]) -> None:
+    module = tiny_timm(name, **arguments)
+    model, layout = from_module(module), layout_of(module)
+    labels, pixel_values = torch.tensor([3, 8]), pixels_for(module)
     nn.functional.cross_entropy(module(pixel_values), labels).backward()
-    loss = model(pixel_values, labels=labels).loss
-    loss.backward()
-    ours, theirs = model.vit.embeddings, module
-    pairs = [
-        (ours.cls_token, theirs.cls_token),
-        (ours.register_tokens, theirs.reg_token),
-        (ours.patch_embeddings.projection.weight, theirs.patch_embed.proj.weight),
-        (model.vit.layers[1].mlp.fc1.weight, theirs.blocks[1].mlp.fc1.weight),
-        (model.classifier.weight, theirs.head.weight),
-    ]
-    for one, other in pairs:
-        assert difference(one.grad, other.grad) <= TOLERANCE  # q, k and v are one product in timm, three here
+    model(pixel_values, labels=labels).loss.backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.data = parameter.grad
+    ours = to_module(model, "timm", layout=layout).state_dict()  # gives the gradients their names and shapes
+    theirs = dict(module.named_parameters())
+    assert ours.keys() == theirs.keys()
+    negligible = 1e-7 if isinstance(module, Beit | VisionTransformerRelPos) else 1e-12
+    for key, parameter in theirs.items():
+        if parameter.grad.abs().max() > negligible:  # not that of a bias of all keys or scores, which softmax ignores
+            assert difference(ours[key], parameter.grad) <= TOLERANCE, key
+
+
+# What a module says of itself
 
 
 def test_nothing_is_shared_with_the_source() -> None:
@@ -173,58 +242,86 @@ def test_names_of_labels_that_timm_carries_are_kept() -> None:
     assert from_module(module).config.id2label[4] == "LABEL_4"
 
 
-def _set_epsilon(module: Any) -> None:
-    module.blocks[1].norm2.eps = 1e-3
-
-
-def _replace_activation(module: Any) -> None:
-    module.blocks[2].mlp.act = nn.ELU()
-
-
-def _gate_attention(module: Any) -> None:
-    module.blocks[0].attn.gate = nn.Linear(56, 56)
-
-
 def _scale_queries(module: Any) -> None:
     for block in module.blocks:
         block.attn.scale = 0.1
 
 
-def _pad_images(module: Any) -> None:
-    module.patch_embed.dynamic_img_pad = True
+def _give_keys_a_bias(module: Any) -> None:
+    module.blocks[1].attn.k_bias[2] = 0.5
 
 
-def _wrap_a_layer(module: Any) -> None:
-    torch.nn.utils.parametrizations.weight_norm(module.blocks[0].attn.proj)
+def _change_the_index(module: Any) -> None:
+    module.blocks[1].attn.relative_position_index[2, 3] += 1
 
 
-def _read_both_norms(module: Any) -> None:
-    module.fc_norm = type(module.norm)(56)
+def _set(path: str, name: str, value: Any) -> Callable[[Any], None]:
+    """Return a function that sets an attribute of a part."""
+    return lambda module: setattr(module.get_submodule(path), name, value)
 
 
-def _overlap_patches(module: Any) -> None:
-    module.patch_embed.proj.stride = (8, 8)
+TINY, EVA02, BEIT = "vit_tiny_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224"
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("name", "change", "named"),
     [
-        (_set_epsilon, "blocks.1.norm2.eps is 0.001, not 1e-06"),
-        (_replace_activation, "blocks.2.mlp.act.class is torch.nn.modules.activation.ELU, not gelu"),
-        (_gate_attention, "blocks.0.attn.gate.weight"),
-        (_scale_queries, "blocks.0.attn.scale is 0.1"),
-        (_pad_images, "dynamic_img_pad=True, which fills images up to whole patches"),
-        (_wrap_a_layer, "blocks.0.attn.proj"),
-        (_read_both_norms, "norm.class is layernorm, not torch.nn.modules.linear.Identity"),
-        (_overlap_patches, "patch_embed.proj.stride is (8, 8), not (16, 16)"),
+        (TINY, _set("blocks.1.norm2", "eps", 1e-3), "blocks.1.norm2.eps is 0.001, not 1e-06"),
+        (TINY, _set("blocks.2.mlp", "act", nn.ELU()), "blocks.2.mlp.act.class is torch.*activation.ELU, not gelu"),
+        (TINY, _set("blocks.0.attn", "gate", nn.Linear(56, 56)), "blocks.0.attn.gate.weight"),
+        (TINY, _scale_queries, "blocks.0.attn.scale is 0.1"),
+        (TINY, _set("patch_embed", "dynamic_img_pad", True), "dynamic_img_pad=True, which fills images up to whole pa"),
+        (TINY, lambda module: nn.utils.parametrizations.weight_norm(module.blocks[0].attn.proj), "blocks.0.attn.proj"),
+        (TINY, _set("", "fc_norm", nn.LayerNorm(56)), "norm.class is layernorm, not torch.nn.modules.linear.Identity"),
+        (TINY, _set("patch_embed.proj", "stride", (8, 8)), r"patch_embed.proj.stride is \(8, 8\), not \(16, 16\)"),
+        (EVA02, lambda module: module.to(torch.bfloat16).float(),
+         "rope.pos_embed has not the values.*init_non_persistent_buffers"),
+        (EVA02, _set("rope", "bands", torch.tensor([1.0, 3.0])), "rope.bands has not the values"),
+        (EVA02, _give_keys_a_bias, "blocks.1.attn.k_bias is not zero"),
+        (EVA02, _set("rope", "temperature", 50.0), "rope.bands has not the values"),
+        (EVA02, _set("blocks.0.attn", "gate", nn.Linear(56, 56)), "blocks.0.attn.gate"),
+        (EVA02, _set("blocks.1.norm2", "eps", 1e-3), "blocks.1.norm2.eps is 0.001, not 1e-06"),
+        (BEIT, _change_the_index,
+         "blocks.1.attn.relative_position_index has not the values.*init_non_persistent_buffers"),
+        (BEIT, _give_keys_a_bias, "blocks.1.attn.k_bias has not the values"),
+        (BEIT, _set("blocks.2.attn", "relative_position_bias_table", None),
+         "blocks.2.attn.relative_position_bias_table"),
+        (BEIT, _set("blocks.1.norm2", "eps", 1e-3), "blocks.1.norm2.eps is 0.001, not 1e-06"),
+        (BEIT, lambda module: module.prune_intermediate_layers(1, prune_norm=True), "norm"),
     ],
-)
-def test_a_part_that_plain_vit_does_not_know_is_named(change: Callable[[Any], None], named: str) -> None:
-    module = tiny_timm("vit_tiny_patch16_224")
+)  # fmt: skip
+def test_a_part_that_plain_vit_does_not_know_is_named(name: str, change: Callable[[Any], Any], named: str) -> None:
+    module = tiny_timm(name)
     change(module)
-    with pytest.raises(ExportError) as caught:
+    with pytest.raises(ExportError, match=named):
         from_module(module)
-    assert named in str(caught.value)
+
+
+RELPOS, NAFLEX = "vit_relpos_small_patch16_224", "naflexvit_base_patch16_gap"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "named"),
+    [
+        (BEIT, {"use_shared_rel_pos_bias": True}, "two biases"),
+        (RELPOS, {"rel_pos_type": "mlp_swin"}, "rel_pos_type='mlp_swin': expected one of"),
+        (RELPOS, {"act_layer": nn.Mish}, "act_layer"),
+        (RELPOS, {"norm_layer": nn.BatchNorm1d}, "norm_layer"),
+        (NAFLEX, {"rope_type": "axial"}, "rope_type='axial'|blocks.0 is a"),
+        (NAFLEX, {"swiglu_mlp": True}, "blocks.0 is a"),
+        (NAFLEX, {"dynamic_img_pad": True}, "dynamic_img_pad=True"),
+        (NAFLEX, {"patchify_channels_last": False}, "patchify_channels_last=False"),
+        (NAFLEX, {"enable_patch_interpolator": True}, "enable_patch_interpolator=True"),
+        (NAFLEX, {"pos_embed_use_grid_sample": True}, "pos_embed_use_grid_sample=True"),
+        (NAFLEX, {"pos_embed_interp_mode": "bilinear", "pos_embed_align_corners": True}, "with pos_embed_antialias=Tr"),
+        (NAFLEX, {"norm_layer": nn.BatchNorm1d}, "norm_layer"),
+        (NAFLEX, {"attn_layer": "diff"}, "attn"),
+    ],
+    ids=str,
+)
+def test_what_has_no_counterpart_is_refused_with_the_reason(name: str, arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ExportError, match=named):
+        from_module(tiny_timm(name, **arguments))
 
 
 class Derived(vision_transformer.VisionTransformer):
@@ -234,66 +331,116 @@ class Derived(vision_transformer.VisionTransformer):
         return super().forward(x, *args, **kwargs) * 2
 
 
+SMALL: dict[str, Any] = {"img_size": 32, "embed_dim": 56, "num_heads": 7, "depth": 1}
+
+
 @pytest.mark.parametrize(
-    ("module", "named"),
+    ("make", "named"),
     [
-        (Derived(img_size=32, embed_dim=56, num_heads=7, depth=1), "Derived"),
-        (timm.create_model("tnt_s_legacy_patch16_224", depth=1), "TNT"),
-        (timm.create_model("vit_base_mci_224", depth=1), "patch_embed"),
+        (lambda: Derived(**SMALL), "Derived"),
+        (lambda: type("Derived", (Eva,), {})(**SMALL), "Derived"),
+        (lambda: type("Derived", (Beit,), {})(**SMALL), "Derived"),
+        (lambda: type("Derived", (VisionTransformerRelPos,), {})(**SMALL), "Derived"),
+        (lambda: type("Derived", (NaFlexVit,), {})(NaFlexVitCfg(embed_dim=56, num_heads=7, depth=1)), "Derived"),
+        (lambda: timm.create_model("tnt_s_legacy_patch16_224", depth=1), "TNT"),
+        (lambda: timm.create_model("vit_base_mci_224", depth=1), "patch_embed"),
     ],
-    ids=["derived", "another model", "hybrid"],
+    ids=["derived", "of Eva", "of Beit", "of RelPos", "of NaFlex", "another model", "hybrid"],
 )
-def test_other_models_of_timm_are_refused_by_name(module: nn.Module, named: str) -> None:
+def test_other_models_of_timm_are_refused_by_name(make: Callable[[], nn.Module], named: str) -> None:
     with pytest.raises(ExportError, match=named):
-        from_module(module)
+        from_module(make())
+
+
+# The way back
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("fields", "part"),
     [
-        {"head_dim": 12},
-        {"attention_scale": 0.2},
-        {"use_mask_token": True},
-        {"num_register_tokens": 2, "register_tokens_last": True},
-        {"patch_projection": "linear", "patch_pre_norm": True},
-        {"patch_bias": False},
-        {"embedding_norm": True},
-        {"position_embedding_type": "sincos_2d", "position_embedding_on_prefix": False},
-        {"qk_norm": "rms_per_head"},
-        {"attention_output_projection": False},
-        {"mlp_bias": False},
-        {"block_type": "parallel", "mlp_type": "swiglu"},
-        {"block_type": "parallel", "attention_type": "differential"},
-        {"block_type": "parallel", "hidden_dropout_prob": 0.1},
-        {"block_type": "post_norm", "layer_scale_init_value": 0.1},
-        {"hidden_act": "mish"},
-        {"final_norm": "both", "block_type": "branches"},
-        {"representation_size": 30},
-        {"use_distillation_token": True, "num_register_tokens": 2},
+        ({"head_dim": 12}, "heads of 12"),
+        ({"attention_scale": 0.2}, "attention_scale"),
+        ({"use_mask_token": True}, "use_mask_token"),
+        ({"num_register_tokens": 2, "register_tokens_last": True}, "register_tokens_last"),
+        ({"patch_projection": "linear", "patch_pre_norm": True}, "patch_pre_norm"),
+        ({"patch_bias": False}, "patch_bias"),
+        ({"embedding_norm": True}, "patch_bias=True"),
+        ({"position_embedding_type": "sincos_2d", "position_embedding_on_prefix": False}, "sincos_2d"),
+        ({"qk_norm": "rms_per_head"}, "qk_norm"),
+        ({"attention_output_projection": False}, "attention_output_projection"),
+        ({"mlp_bias": False}, "attention_output_bias"),
+        ({"block_type": "parallel", "mlp_type": "swiglu"}, "mlp_type"),
+        ({"block_type": "parallel", "attention_type": "differential"}, "attention_output_bias"),
+        ({"block_type": "parallel", "hidden_dropout_prob": 0.1}, "proj_drop_rate"),
+        ({"block_type": "post_norm", "layer_scale_init_value": 0.1}, "layer_scale_init_value"),
+        ({"hidden_act": "mish"}, "hidden_act"),
+        ({"final_norm": "both", "block_type": "branches"}, "final_norm"),
+        ({"representation_size": 30}, "representation_size"),
+        ({"use_distillation_token": True, "num_register_tokens": 2}, "a distillation token with registers"),
+        ({"rotary_embedding_type": "axial", "rotary_frequencies": "period"}, "rotary_frequencies"),
+        ({"rotary_embedding_type": "mixed", "rotary_offset": 1.0}, "rotary_offset"),
+        ({"rotary_embedding_type": "axial", "hidden_act": "relu"}, "hidden_act"),
+        ({"rotary_embedding_type": "axial", "position_resampling": "bilinear"}, "position_resampling"),
+        ({"key_bias": False, "mlp_bias": False}, "mlp_bias"),
+        ({"relative_position_bias": "mlp", "position_embedding_type": "learned"}, "position_embedding_type"),
+        ({"relative_position_bias": "mlp", "num_register_tokens": 2, "position_embedding_type": "none"}, "register"),
+        ({"relative_position_bias": "table", "key_bias": False, "mlp_bias": False}, "mlp_bias"),
     ],
     ids=str,
 )
-def test_what_timm_cannot_express_is_refused(change: dict[str, object]) -> None:
-    config = tiny_config(**change)
-    with pytest.raises(ExportError):
-        TIMM.build_module(config, None)
+def test_what_no_class_of_timm_expresses_is_refused_by_the_nearest(fields: dict[str, Any], part: str) -> None:
+    with pytest.raises(ExportError, match=part):
+        TIMM.build_module(tiny_config(**fields), None)
 
 
 EXPRESSIBLE = ["plain", "deit", "registers", "post_norm", "branches", "rms", "differential", "inner_norms", "swiglu",
                "swiglu_packed", "mean", "max", "mean_max", "map", "no_pooling", "no_positions"]  # fmt: skip
+RELATIVE_TABLE = {"relative_position_bias": "table", "position_embedding_type": "none"}
+EVA_LAYOUTS = (None, "eva", "eva_separate")
+SEPARATE = (None, "eva_separate")  # fewer keys than queries
 
 
-@pytest.mark.parametrize("variation", EXPRESSIBLE)
-def test_our_own_models_become_timms_and_come_back(variation: str) -> None:
-    model = randomize_(PlainViTForImageClassification(tiny_config(**VARIATIONS[variation]))).eval()
-    module = to_module(model, "timm")
-    again = from_module(module)
-    assert {name: tensor.tolist() for name, tensor in again.state_dict().items()} == {
-        name: tensor.tolist() for name, tensor in model.state_dict().items()
-    }
-    pixel_values = pixels_for(module)
-    found = stage_differences(module, model, pixel_values)
-    assert max(found.values()) <= TOLERANCE, found
+@pytest.mark.parametrize(
+    ("fields", "kind", "layouts"),
+    [
+        *((VARIATIONS[name], VisionTransformer, (None,)) for name in EXPRESSIBLE),
+        ({"rotary_embedding_type": "axial", "rotary_theta": 100.0, "rotary_axes": "xy", "rotary_offset": 1.0}, Eva,
+         EVA_LAYOUTS),
+        ({"rotary_embedding_type": "mixed", "rotary_dtype": "weights", "num_register_tokens": 2}, Eva, EVA_LAYOUTS),
+        ({"key_bias": False, "final_norm": "both"}, Eva, EVA_LAYOUTS),
+        ({"num_key_value_heads": (5, 1, 1), "layer_scale_init_value": 0.3, "gain_on_mlp": False}, Eva, SEPARATE),
+        ({"num_key_value_heads": 1, "qkv_bias": False, "rotary_embedding_type": "axial"}, Eva, SEPARATE),
+        ({"pooling": "map", "pool_prefix_tokens": True, "pooling_num_attention_heads": 2,
+          "pooling_intermediate_size": 9}, Eva, EVA_LAYOUTS),
+        ({"relative_position_bias": "table", "key_bias": False}, Beit, (None,)),
+        ({**RELATIVE_TABLE, "key_bias": False}, Beit, (None,)),
+        (RELATIVE_TABLE, VisionTransformerRelPos, (None,)),
+        ({**RELATIVE_TABLE, "relative_position_bias": "mlp", "relative_position_shared": True},
+         VisionTransformerRelPos, (None,)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_our_own_models_become_timms_and_come_back(
+    fields: dict[str, Any], kind: type, layouts: tuple[str | None, ...]
+) -> None:
+    model = randomize_(PlainViTForImageClassification(tiny_config(**fields))).eval()
+    if layouts == SEPARATE:
+        with pytest.raises(ExportError, match="use layout 'eva_separate'"):
+            to_module(model, "timm", layout="eva")
+    for layout in layouts:
+        module = to_module(model, "timm", layout=layout)
+        assert isinstance(module, kind)
+        assert same_tensors(from_module(module), model)
+        assert max(stage_differences(module, model, pixels_for(module)).values()) <= TOLERANCE
+
+
+def test_a_model_that_keeps_the_aspect_ratio_of_positions_goes_to_no_other_class_of_timm() -> None:
+    model = from_module(tiny_timm("naflexvit_base_patch16_par_gap"))
+    assert type(to_module(model, "timm")) is NaFlexVit
+    model.config.position_resampling = "bilinear_align_corners"
+    model.config.qk_norm = "rms_per_head"
+    with pytest.raises(ExportError, match="timm's NaFlexVit cannot represent this model"):
+        to_module(model, "timm")
 
 
 def test_dense_patches_become_a_convolution() -> None:

@@ -2,8 +2,6 @@
 
 import functools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,9 @@ from plain_vit.conversion import from_checkpoint, to_checkpoint
 from plain_vit.conversion.format import NO_TENSOR, Hints
 from plain_vit.conversion.timm.architectures import ARCHITECTURES
 from plain_vit.conversion.timm.arguments import DEFAULTS, architecture_for, architecture_of, config_of
+from plain_vit.conversion.timm.constructors import constructor_named
+from plain_vit.conversion.timm.relative.beit import BEIT as BEIT_CLASS
+from plain_vit.conversion.timm.relative.relpos import RELPOS as RELPOS_CLASS
 from plain_vit.conversion.timm.source import TIMM
 from plain_vit.errors import (
     AmbiguousCheckpointError,
@@ -32,29 +33,46 @@ from plain_vit.errors import (
     UnknownFormatError,
 )
 from tests.conftest import randomize_
+from tests.processes import run_forked
 from tests.sources.timm_models import (
+    ENTRYPOINTS,
+    EVA_REPRESENTATIVES,
+    RELATIVE_QUICK,
+    RELATIVE_SLOW,
     REPRESENTATIVES,
+    asked_of,
     image_size,
+    layout_of,
+    meta_state,
     pixels_for,
+    rounding,
     same_tensors,
+    save_bare,
+    small_arguments,
     stage_differences,
     tiny_timm,
-    tolerance,
+    variants,
 )
 from tests.tiny import difference
 
 
-def save_folder(module: nn.Module, folder: Path, **config: Any) -> Path:
-    """Save as timm's own users do."""
-    save_for_hf(module, folder, model_config=config or None, safe_serialization=True)
+def save_folder(module: nn.Module, folder: Path, *, model_args: dict[str, Any] | None = None, **config: Any) -> Path:
+    """Save as timm's own users do, with the arguments where the module does not know them."""
+    save_for_hf(module, folder, model_config=config or None, model_args=model_args, safe_serialization=True)
     return folder
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
-    """Change entries of a folder's config.json; None removes one."""
+    """Change entries of a folder's config.json, or some of an entry's; None removes one."""
     path = folder / "config.json"
-    config = json.loads(path.read_text()) | changes
+    config = json.loads(path.read_text())
+    config |= {name: config[name] | value if isinstance(value, dict) else value for name, value in changes.items()}
     path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+def noise(height: int, width: int) -> Image.Image:
+    """Return an image."""
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 def test_that_the_rest_of_an_image_is_cut_is_said_where_no_config_says_it(tmp_path: Path) -> None:
@@ -70,35 +88,29 @@ def test_that_the_rest_of_an_image_is_cut_is_said_where_no_config_says_it(tmp_pa
     assert "dynamic_img_pad" in str(found.report)
 
 
-@pytest.mark.parametrize("name", REPRESENTATIVES)
-def test_a_folder_of_timm_opens_and_exports_back(name: str, tmp_path: Path) -> None:
-    module = tiny_timm(name, depth=2)
-    converted = from_checkpoint(save_folder(module, tmp_path / "theirs"))
+@variants([*((name, {}) for name in [*REPRESENTATIVES, *EVA_REPRESENTATIVES]), *RELATIVE_QUICK], *RELATIVE_SLOW)
+def test_a_folder_of_timm_opens_and_exports_back(name: str, arguments: dict[str, Any], tmp_path: Path) -> None:
+    arguments = {key: value for key, value in arguments.items() if key != "norm_layer"}  # a class, not for JSON
+    module = tiny_timm(name, depth=2, **arguments)
+    converted = from_checkpoint(save_folder(module, tmp_path / "theirs"), verify=name not in REPRESENTATIVES)
     found = stage_differences(module, converted.model, pixels_for(module))
-    assert max(found.values()) <= tolerance(name), found
-    to_checkpoint(converted.model, tmp_path / "ours", format="timm", image_processor=converted.image_processor)
-    again = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True).eval()
+    assert max(found.values()) <= rounding(module), found
+    prepare: Any = converted.image_processor
+    to_checkpoint(converted.model, tmp_path / "ours", format="timm", image_processor=prepare, layout=layout_of(module))
+    again: Any = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True).eval()
     assert same_tensors(module, again)
     with torch.no_grad():
         assert torch.equal(module(pixels_for(module)), again(pixels_for(module)))
+    image = noise(73, 91)
+    theirs = create_transform(**resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'theirs'}")))(image)
+    assert torch.equal(create_transform(**resolve_model_data_config(again))(image), theirs)
+    assert torch.equal(prepare(image, return_tensors="pt")["pixel_values"][0], theirs)
 
 
 def test_a_distilled_folder_with_an_ignored_pos_embed_opens(tmp_path: Path) -> None:
     module = tiny_timm("deit_tiny_distilled_patch16_224", pos_embed="")
     model = from_checkpoint(save_folder(module, tmp_path)).model
     assert max(stage_differences(module, model, pixels_for(module)).values()) == 0.0
-
-
-def test_pixels_are_prepared_as_timm_prepares_them(tmp_path: Path) -> None:
-    module = timm.create_model("test_vit", num_classes=3)
-    converted = from_checkpoint(save_folder(module, tmp_path / "theirs"))
-    prepare: Any = converted.image_processor
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (173, 211, 3), dtype=np.uint8))
-    theirs = create_transform(**resolve_model_data_config(module))(image)
-    assert torch.equal(prepare(image, return_tensors="pt")["pixel_values"][0], theirs)
-    to_checkpoint(converted.model, tmp_path / "ours", format="timm", image_processor=converted.image_processor)
-    again = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True)
-    assert torch.equal(create_transform(**resolve_model_data_config(again))(image), theirs)
 
 
 def test_label_names_of_a_fine_tuned_model_are_kept_both_ways(tmp_path: Path) -> None:
@@ -144,12 +156,26 @@ def test_model_args_change_the_architecture(tmp_path: Path) -> None:
     assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
 
 
-def test_a_pooling_changed_after_construction_keeps_its_norm(tmp_path: Path) -> None:
-    module = tiny_timm("vit_tiny_patch16_224", num_classes=5)
-    module.reset_classifier(5, global_pool="avg")
-    converted = from_checkpoint(save_folder(module, tmp_path))
-    assert converted.model.config.final_norm == "before_pooling"
-    assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
+@pytest.mark.parametrize(
+    ("name", "pooling", "hints"),
+    [
+        ("vit_tiny_patch16_224", "avg", {}),
+        ("eva02_tiny_patch14_224", "max", {}),
+        ("beit_base_patch16_224", "token", {}),
+        ("vit_relpos_medium_patch16_cls_224", "", {"pooling": "none"}),
+    ],
+)
+def test_a_pooling_and_a_size_changed_after_construction_are_followed(
+    name: str, pooling: str, hints: dict[str, Any], tmp_path: Path
+) -> None:
+    module = tiny_timm(name)
+    module.reset_classifier(5, global_pool=pooling)
+    if "relpos" in name or "beit" in name:
+        module.set_input_size((32, 48))
+    model = from_checkpoint(save_folder(randomize_(module), tmp_path), **hints).model
+    assert model.config.image_shape == module.patch_embed.img_size
+    assert (pooling, model.config.final_norm) != ("avg", "after_pooling")  # the norm stays where it was
+    assert max(stage_differences(module, model, pixels_for(module)).values()) == 0.0
 
 
 def test_classes_are_named_as_imagenets_where_timm_infers_them(tmp_path: Path) -> None:
@@ -177,7 +203,7 @@ def test_a_number_of_classes_names_those_of_published_weights_alone(tmp_path: Pa
 def test_images_have_the_size_that_timm_prepares_for_the_folder(
     name: str, arguments: dict[str, Any], tmp_path: Path
 ) -> None:
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 200, 3), dtype=np.uint8))
+    image = noise(300, 200)
     module: Any = randomize_(timm.create_model(name, depth=1, num_classes=3, **arguments)).eval()
     module.pretrained_cfg["input_size"] = (3, 112, 112)
     save_for_hf(module, tmp_path / "theirs", model_args={"depth": 1, **arguments}, safe_serialization=True)
@@ -201,22 +227,41 @@ def test_an_old_name_of_an_architecture_is_known(tmp_path: Path) -> None:
     assert max(stage_differences(module, from_checkpoint(tmp_path).model, pixels_for(module)).values()) == 0.0
 
 
+PLAIN, EVA, BEIT = "vit_tiny_patch16_224", "eva02_tiny_patch14_224", "beit_base_patch16_224"
+RELPOS, NAFLEX = "vit_relpos_base_patch16_224", "naflexvit_base_patch16_gap"
+
+
 @pytest.mark.parametrize(
-    ("changes", "error", "said"),
+    ("name", "changes", "error", "said"),
     [
-        ({"architecture": "resnet50"}, UnknownFormatError, "resnet50"),
-        ({"model_args": {"rope": True}}, ExportError, "rope"),
-        ({"model_args": {"act_layer": "mish"}}, ExportError, "mish"),
-        ({"model_args": {"norm_layer": "batchnorm"}}, ExportError, "batchnorm"),
-        ({"label_names": ["one", "two"]}, CheckpointError, "2 label names for 11 classes"),
-        ({"model_args": None}, MappingError, "embed_dim is 192 there and 56 in the tensors"),
-        ({"num_classes": 7}, CheckpointError, "7 classes, the head 11"),
+        (PLAIN, {"architecture": "resnet50"}, UnknownFormatError, "resnet50"),
+        (PLAIN, {"model_args": {"rope": True}}, ExportError, "rope"),
+        (PLAIN, {"model_args": {"act_layer": "mish"}}, ExportError, "mish"),
+        (PLAIN, {"model_args": {"norm_layer": "batchnorm"}}, ExportError, "batchnorm"),
+        (PLAIN, {"label_names": ["one", "two"]}, CheckpointError, "2 label names for 11 classes"),
+        (PLAIN, {"model_args": None}, MappingError, "embed_dim is 192 there and 56 in the tensors"),
+        (PLAIN, {"num_classes": 7}, CheckpointError, "7 classes, the head 11"),
+        (EVA, {"model_args": {"rope_type": "mrope"}}, ExportError, "mrope"),
+        (EVA, {"model_args": {"rope": True}}, ExportError, "rope"),
+        (EVA, {"model_args": {"dynamic_img_pad": True}}, ExportError, "dynamic_img_pad"),
+        (EVA, {"model_args": {"embed_dim": 112}}, MappingError, "has shape"),
+        (EVA, {"model_args": {"swiglu_mlp": False}}, MappingError, "fc1"),
+        (BEIT, {"model_args": {"use_shared_rel_pos_bias": True}}, ExportError, "two biases"),
+        (BEIT, {"model_args": {"rope": True}}, ExportError, "rope"),
+        (BEIT, {"model_args": {"embed_dim": 112}}, MappingError, "has shape"),
+        (BEIT, {"model_args": {"use_abs_pos_emb": True}}, MappingError, "missing: 'pos_embed'"),
+        (RELPOS, {"model_args": {"rel_pos_type": "mlp_swin"}}, ExportError, "mlp_swin"),
+        (RELPOS, {"model_args": {"rel_pos_dim": 9}}, MappingError, "has shape"),
+        (RELPOS, {"model_args": {"global_pool": "token"}, "global_pool": None}, ExportError, "timm refuses"),
+        (NAFLEX, {"model_args": {"rope_type": "axial"}}, ExportError, "rope_type='axial'"),
     ],
+    ids=str,
 )
 def test_a_config_that_does_not_fit_is_refused(
-    changes: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
+    name: str, changes: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
 ) -> None:
-    edit_config(save_folder(tiny_timm("vit_tiny_patch16_224"), tmp_path), **changes)
+    known = {"model_args": small_arguments(name)} if name == NAFLEX else {}
+    edit_config(save_folder(tiny_timm(name), tmp_path, **known), **changes)
     with pytest.raises(error, match=said):
         from_checkpoint(tmp_path)
 
@@ -328,12 +373,6 @@ def test_another_architecture_than_config_json_says_is_refused(tmp_path: Path) -
 # Bare state dicts
 
 
-def save_bare(module: nn.Module, path: Path) -> Path:
-    """Save the tensors alone."""
-    save_file({name: tensor.contiguous() for name, tensor in module.state_dict().items()}, path)
-    return path
-
-
 # All that no tensor shows of a plain model of timm.
 FULL: dict[str, Any] = {
     "num_attention_heads": 7,
@@ -347,17 +386,63 @@ FULL: dict[str, Any] = {
 }
 
 
-def asked_of(tensors: Any, **hints: Any) -> AmbiguousCheckpointError:
-    """Return what is asked about a state dict."""
-    with pytest.raises(AmbiguousCheckpointError) as caught:
-        TIMM.describe_checkpoint(tensors, {}, Hints(**hints))
-    return caught.value
+RELATIVE_NAMES = [*BEIT_CLASS.architectures, *RELPOS_CLASS.architectures]
+ROTATED = "vit_tiny_patch16_dinov3_qkvb"
+NAMED = {ROTATED: "rotated", "eva02_tiny_patch14_336": "rotated", "test_vit_relpos": r"relpos\.py",
+         "vit_srelpos_small_patch16_224": r"relpos\.py", BEIT: r"beit\.py",
+         "naflexvit_base_patch16_parfac_gap": "how positions are resampled"}  # fmt: skip
 
 
-def meta_state(name: str, **arguments: Any) -> dict[str, torch.Tensor]:
-    """Return an entrypoint's tensors, without values."""
-    with torch.device("meta"):
-        return timm.create_model(name, **arguments).state_dict()
+@pytest.mark.parametrize("name", NAMED)
+def test_a_bare_file_of_another_class_asks_for_its_architecture_and_opens_by_it_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constructor: Any = constructor_named(name)
+    is_small = name.startswith("test_")
+    own = {} if is_small else {"depth": 2, "embed_dim": 96, "num_heads": 3}
+    monkeypatch.setitem(constructor.architectures, name, {**constructor.architectures[name], **own})
+    native = {"pos_embed_grid_size": (3, 5)} if "naflex" in name else {}  # the others have the grid of their name
+    module = randomize_(timm.create_model(name, num_classes=4, **own, **native)).eval()
+    path = save_bare(module, tmp_path / "model.safetensors")
+    with pytest.raises(AmbiguousCheckpointError, match=NAMED[name]) as caught:
+        from_checkpoint(path)
+    assert name in caught.value.candidates["architecture"]
+    model = from_checkpoint(path, architecture=name, verify=is_small).model
+    expected = (48, 80) if native else module.patch_embed.img_size
+    assert model.config.image_shape == expected
+    assert max(stage_differences(module, model, pixels_for(module)).values()) <= rounding(module)
+    for said in ({"num_attention_heads": 4}, {"hidden_act": "relu"}):
+        with pytest.raises(CheckpointError, match="hints contradict"):
+            from_checkpoint(path, architecture=name, **said)
+
+
+@pytest.mark.slow(quick=RELATIVE_NAMES[::8])
+@pytest.mark.parametrize("name", RELATIVE_NAMES)
+def test_a_bare_file_of_relative_positions_is_known_by_its_shapes(name: str) -> None:
+    state = meta_state(name)
+    assert name in asked_of(state).candidates["architecture"]
+    described = TIMM.describe_checkpoint(state, {}, Hints(architecture=f"{name}.some_tag"))
+    assert described.config.image_shape == (ENTRYPOINTS[name]["img_size"],) * 2
+
+
+@pytest.mark.parametrize("name", [EVA, BEIT, RELPOS])
+def test_a_depth_that_no_architecture_has_is_said(name: str) -> None:
+    with pytest.raises(UnknownFormatError, match="none of the .* architectures .* has these names, shapes"):
+        TIMM.describe_checkpoint(meta_state(name, depth=5), {}, Hints())
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        (EVA, "eva02_small_patch14_224"),
+        (BEIT, "beit_large_patch16_224"),
+        (BEIT, "vit_relpos_base_patch16_cls_224"),
+        ("naflexvit_base_patch16_parfac_gap", "naflexvit_base_patch16_map"),
+    ],
+)
+def test_another_architecture_than_that_of_the_tensors_is_refused(name: str, other: str) -> None:
+    with pytest.raises(MappingError, match=f"not of {other}, which the caller names"):
+        TIMM.describe_checkpoint(meta_state(name), {}, Hints(architecture=other))
 
 
 @pytest.mark.slow
@@ -528,7 +613,7 @@ def test_heads_that_the_tensors_show_are_not_asked_for(name: str, tmp_path: Path
         told["norm_type"] = "rms_norm"
     model = from_checkpoint(path, **told).model
     assert model.config.num_attention_heads == 7
-    assert max(stage_differences(module, model, pixels_for(module)).values()) <= tolerance(name)
+    assert max(stage_differences(module, model, pixels_for(module)).values()) <= rounding(module)
 
 
 @pytest.mark.slow
@@ -538,7 +623,7 @@ def test_logits_of_a_reference_determine_missing_settings(tmp_path: Path) -> Non
     pixel_values = pixels_for(module)
     with torch.no_grad():
         logits = module(pixel_values)
-    known = {name: FULL[name] for name in ("attention_scale", "pool_prefix_tokens")}
+    known = {name: FULL[name] for name in ("attention_scale", "pool_prefix_tokens", "pooling")}
     converted = from_checkpoint(
         path, layer_norm_eps=1e-5, block_type="sequential", reference=(pixel_values, logits), **known
     )
@@ -620,6 +705,7 @@ def test_every_architecture_is_written_under_a_name_with_the_same_meaning() -> N
 
 WITHOUT_TIMM = """
 import sys
+assert not any(name.partition(".")[0] == "timm" for name in sys.modules)
 sys.modules["timm"] = None
 from plain_vit.conversion import from_checkpoint, to_checkpoint
 converted = from_checkpoint(sys.argv[1])
@@ -632,10 +718,9 @@ print(converted.report)
 def test_timms_folders_open_and_are_written_where_timm_is_not_installed(tmp_path: Path) -> None:
     module = timm.create_model("test_vit").eval()
     save_folder(module, tmp_path / "theirs")
-    arguments = [str(tmp_path / "theirs"), str(tmp_path / "ours")]
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TIMM, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "install timm to have them named" in done.stdout
+    (tmp_path / "script.py").write_text(WITHOUT_TIMM)
+    said = run_forked([str(tmp_path / name) for name in ("script.py", "theirs", "ours")])
+    assert "install timm to have them named" in said
     assert same_tensors(module, timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True))
 
 

@@ -1,104 +1,119 @@
-"""All 179 plain entrypoints of timm, its ResNet-V2 hybrids and its Eva: small with random parameters, and at their
-own size.
+"""All entrypoints of timm that open: small with random parameters, and at their own width.
 
 What is measured is recorded for the table in the docs (tests/sources/sweep.py).
 """
 
+from typing import Any
+
 import pytest
+import timm
 import torch
 
+from plain_vit import PlainViTForImageClassification
 from plain_vit.conversion import from_module, to_module
-from plain_vit.conversion.timm.architectures import ARCHITECTURES
-from plain_vit.conversion.timm.eva.architectures import ARCHITECTURES as EVA
-from tests.conftest import randomize_
+from plain_vit.conversion.engine import revert
+from plain_vit.conversion.format import Hints
+from plain_vit.conversion.timm.architectures import ARCHITECTURES as PLAIN
+from plain_vit.conversion.timm.arguments import config_of
+from plain_vit.conversion.timm.constructors import CONSTRUCTORS, constructor_named
+from plain_vit.conversion.timm.naflex.source import NAFLEX
+from plain_vit.conversion.timm.relative.beit import BEIT
+from plain_vit.conversion.timm.relative.relpos import RELPOS
+from plain_vit.conversion.timm.source import TIMM
+from tests.model.test_packed import images_of, padded
 from tests.sources.sweep import record
 from tests.sources.timm_models import (
+    ENTRYPOINTS,
     TOLERANCE,
+    as_timm,
     image_size,
-    measurements,
+    layout_of,
     pixels_for,
+    rounding,
     same_tensors,
     stage_differences,
     tiny_timm,
-    tolerance,
 )
-
-pytestmark = pytest.mark.nightly
-
-POOLINGS = ["", "token", "avg", "max", "avgmax", "map", "prr"]
-
-# One product of timm's parallel blocks is several here, each rounded to 8 bits: as far apart as two such roundings.
-BFLOAT16_REORDERED = 2e-2
+from tests.tiny import difference
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENTRYPOINTS)
 def test_an_entrypoint_opens_with_equal_numbers_and_exports_back(name: str) -> None:
-    module = tiny_timm(name)
+    # A deep ResNet takes as long as all else: there is only one, for images of any size.
+    deep = bool(ENTRYPOINTS[name].get("stem_depths"))
+    module = tiny_timm(name, depth=2, **{"dynamic_img_size": True} if deep else {})
     model = from_module(module)
     found = stage_differences(module, model, pixels_for(module))
-    assert max(found.values()) <= tolerance(name), found
-    assert same_tensors(module, to_module(model, "timm"))
+    assert max(found.values()) <= rounding(module), found
+    layout = "naflexvit" if name in NAFLEX.architectures else None  # a plain model can have these tensors too
+    assert same_tensors(module, to_module(model, "timm", layout=layout))
 
-    headless = module_without_head(name)
-    features = stage_differences(headless, from_module(headless), pixels_for(headless))
-    assert max(features.values()) <= tolerance(name), features
+    if not deep:
+        headless = tiny_timm(name, depth=2, num_classes=0)
+        features = stage_differences(headless, from_module(headless), pixels_for(headless))
+        assert max(features.values()) <= rounding(headless), features
 
-    halves = tiny_timm(name).to(torch.bfloat16)
-    rounded = stage_differences(halves, from_module(halves), pixels_for(halves).to(torch.bfloat16))
-    assert max(rounded.values()) <= (BFLOAT16_REORDERED if tolerance(name) else 0.0), rounded
+    resized = resized_difference(name, module, model)
+    halves = (module if deep else tiny_timm(name, depth=2)).to(torch.bfloat16)
+    rounded = stage_differences(halves, from_module(halves), pixels_for(halves))
+    assert max(rounded.values()) <= rounding(halves), rounded
 
-    resized = resized_difference(name)
-    assert resized is None or resized <= tolerance(name)
-
-    # The ResNet of a hybrid is slow, and no pooling reaches into it.
-    poolings = POOLINGS if ARCHITECTURES[name].get("stem_depths") is None else ["avg"]
-    pooled = {pooling: pooled_difference(name, pooling) for pooling in poolings}
-    # Without tokens before the patches, timm's tokens are transposed in memory: a mean sums in another order.
-    alone = not (module.has_class_token or module.num_reg_tokens)
-    assert max(value for value in pooled.values() if value is not None) <= (TOLERANCE if alone else tolerance(name)), (
-        pooled
-    )
-
-    record(measurements(name, found, features, rounded, resized) | {"poolings": pooled})
+    record({
+        "source": f"timm {name}", "opens": True, "logits": found["logits"],
+        "blocks": max(value for stage, value in found.items() if stage != "logits"), "bfloat16": max(rounded.values()),
+        "another_resolution": resized, "way_back_bit_exact": True,
+        "timm": timm.__version__, "torch": torch.__version__,
+    })  # fmt: skip
 
 
-@pytest.mark.parametrize("name", EVA)
-def test_an_entrypoint_of_eva_opens_with_equal_numbers_and_exports_back(name: str) -> None:
-    module, halves = tiny_timm(name), tiny_timm(name).to(torch.bfloat16)
-    model = from_module(module)
-    found = stage_differences(module, model, pixels_for(module))
-    assert max(found.values()) == 0.0, found
-    assert same_tensors(module, to_module(model, "timm"))
-    headless = module_without_head(name)
-    features = stage_differences(headless, from_module(headless), pixels_for(headless))
-    rounded = stage_differences(halves, from_module(halves), pixels_for(halves).to(torch.bfloat16))
-    resized = resized_difference(name)
-    assert max(max(features.values()), max(rounded.values()), resized or 0.0) == 0.0
-    record(measurements(name, found, features, rounded, resized))
-
-
-def module_without_head(name: str) -> torch.nn.Module:
-    """Return the entrypoint without a classifier."""
-    return tiny_timm(name, num_classes=0)
-
-
-def resized_difference(name: str) -> float | None:
+def resized_difference(name: str, module: Any, model: Any) -> float | None:
     """Return the difference for images of another size; None for partial patches, which timm takes at one size only."""
-    patch = (ARCHITECTURES | EVA)[name]["patch_size"]
+    patch = ENTRYPOINTS[name]["patch_size"]
+    size, limit = (4 * patch, 2 * patch), TOLERANCE
     if image_size(name)[0] % patch:
         return None
-    module = tiny_timm(name, dynamic_img_size=True)
-    return max(stage_differences(module, from_module(module), pixels_for(module, size=(4 * patch, 2 * patch))).values())
+    if name in NAFLEX.architectures:
+        inputs = padded(images_of([(6, 6), (3, 9), (8, 2)], (patch, patch)), (patch, patch))
+        inputs["pixel_values"] = inputs["pixel_values"].clamp(-5, 5)  # of padding
+        off = difference(model(**inputs).logits, module(as_timm(inputs)))
+    else:
+        if name in BEIT.architectures | RELPOS.architectures:
+            module.set_input_size(size)
+        else:
+            limit = rounding(module)
+            if not module.dynamic_img_size:
+                module = tiny_timm(name, depth=2, dynamic_img_size=True)
+                model = from_module(module)
+        off = max(stage_differences(module, model, pixels_for(module, size=size)).values())
+    assert off <= limit
+    return off
 
 
-def pooled_difference(name: str, pooling: str) -> float | None:
-    """Return the difference with another pooling, the head changed to 5 classes; None where timm refuses it."""
-    try:
-        module = tiny_timm(name, global_pool=pooling, depth=2)
-    except AssertionError:  # timm's refusal
-        return None
-    module.reset_classifier(5)
-    randomize_(module, seed=2)
-    model = from_module(module)
-    assert same_tensors(module, to_module(model, "timm"))
-    return max(stage_differences(module, model, pixels_for(module)).values())
+@pytest.mark.slow(quick=[*BEIT.architectures, *RELPOS.architectures])
+@pytest.mark.parametrize("name", ENTRYPOINTS)
+def test_the_table_has_the_sizes_and_settings_of_timm(name: str) -> None:
+    constructor = constructor_named(name)
+    own: dict[str, Any] = {"depth": 2}
+    if "num_kv_heads" in ENTRYPOINTS[name] and constructor is not None and constructor.name == "Eva":
+        own["num_kv_heads"] = ENTRYPOINTS[name]["num_kv_heads"][:2]
+    with torch.device("meta"):
+        module: Any = timm.create_model(name, **own)
+    description = TIMM.describe_module(module, Hints())
+    arguments = {**ENTRYPOINTS[name], **own, "num_classes": module.num_classes}
+    ours = config_of(arguments) if constructor is None else constructor.config_of({**constructor.defaults, **arguments})
+    read, said = ({**config.to_dict(), "id2label": None, "label2id": None} for config in (description.config, ours))
+    assert read == said
+    with torch.device("meta"):
+        model = PlainViTForImageClassification(description.config)
+    back = revert(TIMM.rows(description.config, layout_of(module)), model.state_dict(), description.config)
+    assert {key: tensor.shape for key, tensor in back.items()} == {
+        key: tensor.shape for key, tensor in module.state_dict().items()
+    }
+    assert sum(parameter.numel() for parameter in model.parameters()) == sum(
+        parameter.numel() for parameter in module.parameters()
+    )
+
+
+def test_no_entrypoint_is_in_two_tables() -> None:
+    assert len(ENTRYPOINTS) == len(PLAIN) + sum(len(constructor.architectures) for constructor in CONSTRUCTORS)

@@ -1,19 +1,28 @@
 """Small models of timm's entrypoints with randomised parameters, and differences of two models at all stages."""
 
+import functools
+from pathlib import Path
 from typing import Any
 
+import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
-from plain_vit import PlainViTForImageClassification
-from plain_vit.conversion.engine import revert
 from plain_vit.conversion.format import Hints
 from plain_vit.conversion.timm.architectures import ARCHITECTURES
-from plain_vit.conversion.timm.eva.architectures import ARCHITECTURES as EVA
+from plain_vit.conversion.timm.constructors import CONSTRUCTORS
+from plain_vit.conversion.timm.naflex.source import NAFLEX
 from plain_vit.conversion.timm.source import TIMM
+from plain_vit.errors import AmbiguousCheckpointError
 from tests.conftest import randomize_
 from tests.tiny import difference
+
+# The arguments of all entrypoints that open, of all classes.
+ENTRYPOINTS: dict[str, Any] = dict(ARCHITECTURES)
+for constructor in CONSTRUCTORS:
+    ENTRYPOINTS |= constructor.architectures
 
 # One line for each kind of block, norm, MLP, token, head and position that the 179 entrypoints have.
 REPRESENTATIVES = [
@@ -55,40 +64,111 @@ EVA_REPRESENTATIVES = [
     "vit_large_patch16_sapiens2",  # keys and values shared by queries in some blocks, LayerScale on the attention alone
 ]
 
-# What differs in the order of operations, and by how much it may: the rest is 0.0.
+# The same of Beit and VisionTransformerRelPos, with arguments that no entrypoint has.
+TABLES = {"rel_pos_type": "bias"}
+EPSILON = {"norm_layer": functools.partial(nn.LayerNorm, eps=1e-5)}
+RELATIVE_VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("beit_base_patch16_224", {}),  # a table in each block, biases on queries and values, LayerScale
+    ("vit_relpos_base_patch16_plus_240", {}),  # a network in each block, biases, norm before the pooling
+    ("test_vit_relpos", {}),  # norm after the pooling
+    ("vit_srelpos_small_patch16_224", {}),  # one network for all blocks
+    ("vit_relpos_medium_patch16_cls_224", {}),  # a class token, a network of another width
+    ("vit_relpos_base_patch16_clsgap_224", {}),  # a class token that is not pooled
+    ("vit_relpos_base_patch32_plus_rpn_256", {}),  # norms at the end of the residual branches
+    ("beit_base_patch16_224", {"use_rel_pos_bias": False, "use_shared_rel_pos_bias": True}),
+    ("beit_base_patch16_224", {"use_rel_pos_bias": False, "use_abs_pos_emb": True, "init_values": None, **EPSILON}),
+    ("beitv2_base_patch16_224", {"use_abs_pos_emb": True, "swiglu_mlp": True, "scale_mlp": True}),
+    ("beit_large_patch16_224", {"qkv_bias": False, "init_values": 0.0, "use_fc_norm": False, "scale_mlp": True}),
+    ("vit_relpos_base_patch16_plus_240", {**TABLES, **EPSILON, "qk_norm": True}),
+    ("vit_srelpos_small_patch16_224", {**TABLES, "init_values": None}),
+    ("vit_relpos_base_patch16_cls_224", {**TABLES, "qkv_bias": True}),
+    ("vit_relpos_small_patch16_rpn_224", {**TABLES, "shared_rel_pos": True, "class_token": True}),
+]
+RELATIVE_QUICK = RELATIVE_VARIANTS[::3]
+RELATIVE_SLOW = [case for case in RELATIVE_VARIANTS if case not in RELATIVE_QUICK]
+NAFLEX_VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in NAFLEX.architectures),
+    ("naflexvit_base_patch16_map", {"attn_pool_num_heads": 4, "attn_pool_mlp_ratio": 2.5, "pool_include_prefix": True}),
+    ("naflexvit_base_patch16_gap", {"embed_proj_type": "conv", "pre_norm": True, "qk_norm": True, **EPSILON}),
+    ("naflexvit_base_patch16_gap", {"global_pool": "avgmax", "fc_norm": None, "scale_mlp_norm": True}),
+    ("naflexvit_base_patch16_gap", {"pos_embed": "none", "norm_layer": "rmsnorm", "embed_norm_layer": "rmsnorm"}),
+    ("naflexvit_base_patch16_parfac_gap", {"pos_embed_ar_preserving": False, "proj_bias": False}),
+]
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in [*REPRESENTATIVES, *EVA_REPRESENTATIVES]),
+    ("eva_giant_patch14_224", EPSILON),
+    *RELATIVE_VARIANTS,
+    *NAFLEX_VARIANTS,
+]
+
+# Whose operations are in another order, and by how much their numbers may be off: the rest is equal.
 REORDERED = {
     "ParallelScalingBlock": "timm multiplies by all first layers at once, and adds their bias afterwards",
     "DiffParallelScalingBlock": "timm multiplies by all first and by all last layers at once",
     "ResPostBlock": "timm's tokens lie transposed in memory, so that their mean sums in another order",
 }
 TOLERANCE = 1e-5
+BFLOAT16_REORDERED = 2e-2  # each product or sum is rounded to 8 bits
 
 
-def tolerance(name: str) -> float:
-    """Return the largest relative difference that an entrypoint may show in float32."""
-    return TOLERANCE if ARCHITECTURES.get(name, {}).get("block_fn") in REORDERED else 0.0
+def variants(quick: list[tuple[str, dict[str, Any]]], *slow: tuple[str, dict[str, Any]]) -> pytest.MarkDecorator:
+    """Parametrise `name` and `arguments`."""
+    marked = [*((case, []) for case in quick), *((case, [pytest.mark.slow]) for case in slow)]
+    cases = [pytest.param(*case, id=f"{case[0]}{sorted(case[1]) or ''}", marks=marks) for case, marks in marked]
+    return pytest.mark.parametrize(("name", "arguments"), cases)
+
+
+def is_reordered(module: Any) -> bool:
+    """Return whether timm computes in another order than ours.
+
+    A bias of three dimensions, that of Beit's blocks together, takes torch's unfused kernel. Without a token before the
+    patches, tokens of VisionTransformerRelPos are transposed in memory: their products, where no norm comes before, and
+    their mean add up in another order. So do means and products of some kinds of NaFlexVit.
+    """
+    if getattr(module, "rel_pos_bias", None) is not None or type(module.blocks[0]).__name__ in REORDERED:
+        return True
+    kind = type(module).__name__
+    return kind == "NaFlexVit" or (kind in ("Beit", "VisionTransformerRelPos") and module.num_prefix_tokens == 0)
+
+
+def rounding(module: Any) -> float:
+    """Return how far a model's numbers may be off."""
+    if not is_reordered(module):
+        return 0.0
+    return TOLERANCE if next(module.parameters()).dtype == torch.float32 else BFLOAT16_REORDERED
+
+
+def layout_of(module: Any) -> str | None:
+    """Return the layout of a module's tensors."""
+    return TIMM.describe_module(module, Hints()).layout
 
 
 def image_size(name: str) -> tuple[int, int]:
     """Return a small size, not square, of 3 x 5 patches of the entrypoint; where its own is none, partial patches."""
-    patch, size = (ARCHITECTURES | EVA)[name]["patch_size"], (ARCHITECTURES | EVA)[name]["img_size"]
+    patch, size = ENTRYPOINTS[name]["patch_size"], ENTRYPOINTS[name]["img_size"]
     rest = (size if isinstance(size, int) else size[0]) % patch
     return 3 * patch + rest, 5 * patch + rest
 
 
 def tiny_timm(name: str, **arguments: Any) -> Any:
     """Return timm's entrypoint at a small geometry, in evaluation mode, every parameter random."""
-    small = {"img_size": image_size(name), "embed_dim": 56, "num_heads": 7, "depth": 3, "num_classes": 11}
-    small |= arguments
-    if "num_kv_heads" in EVA.get(name, {}):
+    return randomize_(timm.create_model(name, **small_arguments(name, **arguments))).eval()
+
+
+def small_arguments(name: str, **arguments: Any) -> dict[str, Any]:
+    """Return the arguments of a small geometry, and others."""
+    geometry = {"pos_embed_grid_size": (3, 5)} if name in NAFLEX.architectures else {"img_size": image_size(name)}
+    small = {**geometry, "embed_dim": 56, "num_heads": 7, "depth": 3, "num_classes": 11, **arguments}
+    if "num_kv_heads" in ENTRYPOINTS[name] and name not in NAFLEX.architectures:
         small.setdefault("num_kv_heads", ([1] + [7, 1] * small["depth"])[: small["depth"]])
-    return randomize_(timm.create_model(name, **small)).eval()
+    return small
 
 
 def pixels_for(module: Any, seed: int = 1, size: tuple[int, int] | None = None) -> torch.Tensor:
-    """Return normalised pixels of the module's own size, or of another."""
-    height, width = size or module.patch_embed.img_size
-    return torch.randn(2, module.in_chans, height, width, generator=torch.Generator().manual_seed(seed))
+    """Return normalised pixels of the module's own size, or of another, in its dtype."""
+    height, width = size or (module.patch_embed.img_size if hasattr(module, "patch_embed") else (48, 80))
+    pixel_values = torch.randn(2, module.in_chans, height, width, generator=torch.Generator().manual_seed(seed))
+    return pixel_values.to(next(module.parameters()).dtype)
 
 
 @torch.no_grad()
@@ -114,44 +194,32 @@ def same_tensors(one: nn.Module, other: nn.Module) -> bool:
     return ones.keys() == others.keys() and all(torch.equal(ones[name], others[name]) for name in ones)
 
 
-def measurements(
-    name: str, found: dict[str, float], features: dict[str, float], rounded: dict[str, float], resized: float | None
-) -> dict[str, Any]:
-    """Return the line for the table of what opens.
-
-    Args:
-        name: The entrypoint, whose tensors were seen to go back bit for bit.
-        found: Differences of the stages in float32.
-        features: The same without a classifier.
-        rounded: The same in bfloat16.
-        resized: The largest difference for images of another size; None where timm takes one size only.
-    """
-    return {
-        "source": f"timm {name}",
-        "opens": True,
-        "logits": found["logits"],
-        "blocks": max(value for stage, value in found.items() if stage != "logits"),
-        "features_without_classifier": features["logits"],
-        "bfloat16": max(rounded.values()),
-        "another_resolution": resized,
-        "way_back_bit_exact": True,
-        "parameters": parameters_at_full_size(name),
-        "timm": timm.__version__,
-        "torch": torch.__version__,
-    }
+def save_bare(module: nn.Module, path: Path) -> Path:
+    """Save the tensors alone."""
+    save_file({name: tensor.contiguous() for name, tensor in module.state_dict().items()}, path)
+    return path
 
 
-def parameters_at_full_size(name: str) -> int:
-    """Return the count of parameters at the entrypoint's own geometry, which is ours in every shape."""
-    module = timm.create_model(name, device="meta")
-    description = TIMM.describe_module(module, Hints())
+def meta_state(name: str, **arguments: Any) -> dict[str, torch.Tensor]:
+    """Return an entrypoint's tensors, without values."""
     with torch.device("meta"):
-        model = PlainViTForImageClassification(description.config)
-    rows = TIMM.rows(description.config, description.layout)
-    back = revert(rows, model.state_dict(), description.config)
-    assert {key: tensor.shape for key, tensor in back.items()} == {
-        key: tensor.shape for key, tensor in module.state_dict().items()
+        return timm.create_model(name, **arguments).state_dict()
+
+
+def asked_of(tensors: Any, **hints: Any) -> AmbiguousCheckpointError:
+    """Return what is asked about a state dict."""
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        TIMM.describe_checkpoint(tensors, {}, Hints(**hints))
+    return caught.value
+
+
+def as_timm(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return padded patches as the dict that timm's NaFlexVit takes, as its collator makes it."""
+    coordinates = torch.zeros(*inputs["pixel_values"].shape[:2], 2, dtype=torch.long)
+    for row, (h, w) in zip(coordinates, inputs["spatial_shapes"].tolist(), strict=True):
+        row[: h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w))
+    return {
+        "patches": inputs["pixel_values"],
+        "patch_coord": coordinates,
+        "patch_valid": inputs["pixel_attention_mask"].bool(),
     }
-    count = sum(parameter.numel() for parameter in model.parameters())
-    assert count == sum(parameter.numel() for parameter in module.parameters())
-    return count
