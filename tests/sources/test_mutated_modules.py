@@ -70,7 +70,7 @@ SUBJECTS: dict[str, Subject] = {
         for case in CASES
     },
 }
-# A few of every package, for the default tier.
+# A few of every package, of which more is drawn.
 SOME = [
     "timm vit_base_patch16_224", "timm aimv2_large_patch14_224", "timm test_vit3",
     "torchvision with a representation", "vit-pytorch now-vit", "vit-pytorch now-simple_vit_with_qk_norm",
@@ -210,7 +210,10 @@ def verdict(subject: Subject, original: nn.Module, mutation: Mutation, pixel_val
     return "equal" if worst <= TOLERANCE else f"off by {worst:.1e}"
 
 
-def mutated_models_open_right_or_not_at_all(name: str, count: int) -> Counter[str]:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_replaced_parts_of_a_model_are_followed_or_refused(name: str) -> None:
+    count = draws(30 if name in SOME else 4, nightly=40)
     subject = SUBJECTS[name]
     original = subject.make()
     pixel_values = subject.pixels(original)
@@ -225,19 +228,5 @@ def mutated_models_open_right_or_not_at_all(name: str, count: int) -> Counter[st
         if said.startswith("off"):
             wrong.append(f"{mutation.title}: {said}")
     assert not wrong, "\n".join(wrong)
-    return seen
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SOME)
-def test_replaced_parts_of_a_model_are_followed_or_refused(name: str) -> None:
-    seen = mutated_models_open_right_or_not_at_all(name, draws(30, nightly=40))
-    assert seen["refused"] > 0
-    assert seen["equal"] > 0
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", [name for name in SUBJECTS if name not in SOME])
-def test_replaced_parts_of_any_other_model_are_followed_or_refused(name: str) -> None:
-    seen = mutated_models_open_right_or_not_at_all(name, draws(20, nightly=40))
-    assert seen["refused"] > 0  # the few that change no number may not be among them
+    assert seen["refused"] > 0 or count < 30
+    assert seen["equal"] > 0 or name not in SOME  # few of the others change no number

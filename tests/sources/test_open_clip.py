@@ -1,5 +1,6 @@
 """OpenCLIP's and OpenAI's image towers: live, in files and folders, and back."""
 
+import functools
 import json
 import random
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import open_clip
 import pytest
+import timm
 import torch
 from open_clip.model import _build_vision_tower, convert_weights_to_lp, resize_pos_embed
 from open_clip.transform import PreprocessCfg, image_transform_v2
@@ -24,6 +26,7 @@ from plain_vit.conversion.open_clip.pixels import processor_from_open_clip
 from plain_vit.conversion.open_clip.source import OPEN_CLIP
 from plain_vit.conversion.recognition import recognise
 from plain_vit.conversion.sources import FORMATS
+from plain_vit.conversion.timm.architectures import ARCHITECTURES as TIMM_ARCHITECTURES
 from plain_vit.conversion.timm.arguments import architecture_of
 from plain_vit.conversion.timm.constructors import constructor_named
 from plain_vit.errors import (
@@ -446,6 +449,21 @@ def _on_meta(name: str) -> nn.Module:
         return _build_vision_tower(model_cfg["embed_dim"], dict(model_cfg["vision_cfg"]), model_cfg.get("quick_gelu"))
 
 
+def make_shallow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a named model two blocks, in open_clip and in our tables; so has each that could be meant."""
+    vision_cfg = ARCHITECTURES[name]["vision_cfg"]
+    if "timm_model_name" not in vision_cfg:
+        changed = {**ARCHITECTURES[name], "vision_cfg": {**vision_cfg, "layers": 2}}
+        monkeypatch.setitem(ARCHITECTURES, name, changed)
+        return
+    trunk = vision_cfg["timm_model_name"].split(".")[0]
+    constructor: Any = constructor_named(trunk)
+    table = TIMM_ARCHITECTURES if constructor is None else constructor.architectures
+    for each, arguments in table.items():
+        monkeypatch.setitem(table, each, {**arguments, "depth": 2})
+    monkeypatch.setattr(timm, "create_model", functools.partial(timm.create_model, depth=2))
+
+
 def test_the_models_of_open_clip_that_open_are_counted() -> None:
     known = {name for name in open_clip.list_models() if not isinstance(
         open_clip.get_model_config(name)["vision_cfg"].get("layers"), list)}  # fmt: skip
@@ -456,7 +474,10 @@ def test_the_models_of_open_clip_that_open_are_counted() -> None:
 
 @pytest.mark.slow(quick=["ViT-B-32-quickgelu", "ViT-B-16-SigLIP", "PE-Core-T-16-384"])
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if opens(name)])
-def test_a_named_model_has_the_config_of_the_live_one_and_its_shapes_alone_do_not_open(name: str) -> None:
+def test_a_named_model_has_the_config_of_the_live_one_and_its_shapes_alone_do_not_open(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_shallow(name, monkeypatch)
     tower = _on_meta(name)
     tensors = {f"visual.{path}": tensor for path, tensor in tower.state_dict().items()}
     live = from_module(tower)
@@ -482,9 +503,12 @@ def test_a_named_model_that_does_not_open_is_refused_with_a_reason(name: str) ->
 # Pixels
 
 
-@pytest.mark.parametrize("resize_mode", ["shortest", "longest", "squash"])
-@pytest.mark.parametrize("size", [48, (40, 56), (56, 40)])
-@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "random"])
+# Each pair of settings occurs.
+@pytest.mark.parametrize("resize_mode, size, interpolation", [
+    ("shortest", 48, "bicubic"), ("shortest", (40, 56), "bilinear"), ("shortest", (56, 40), "random"),
+    ("longest", 48, "bilinear"), ("longest", (40, 56), "random"), ("longest", (56, 40), "bicubic"),
+    ("squash", 48, "random"), ("squash", (40, 56), "bicubic"), ("squash", (56, 40), "bilinear"),
+])  # fmt: skip
 def test_pixels_are_open_clips(resize_mode: str, size: Any, interpolation: str) -> None:
     cfg = {"mean": (0.1, 0.5, 0.3), "std": (0.2, 0.3, 0.4), "resize_mode": resize_mode, "fill_color": 77,
            "interpolation": interpolation}  # fmt: skip

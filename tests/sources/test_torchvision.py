@@ -303,8 +303,12 @@ def test_the_classes_and_pixels_of_a_published_file_are_torchvisions(weights: st
 
 
 @pytest.mark.slow
-def test_a_published_file_is_known_by_its_hash_and_another_of_its_name_is_refused(tmp_path: Path) -> None:
-    module = randomize_(torchvision.models.vit_b_32())
+def test_a_published_file_is_known_by_its_hash_and_another_of_its_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "vit_b_32", (32, 128, 2, 4, 80))
+    sizes = {"num_layers": 2, "num_heads": 4, "hidden_dim": 128, "mlp_dim": 80}
+    module = randomize_(VisionTransformer(image_size=224, patch_size=32, **sizes)).eval()
     torch.save(module.state_dict(), tmp_path / "vit.pth")
     digest = hashlib.sha256((tmp_path / "vit.pth").read_bytes()).hexdigest()[:8]
     path = (tmp_path / "vit.pth").rename(tmp_path / "vit_b_32-d86f8d99.pth")
@@ -314,9 +318,8 @@ def test_a_published_file_is_known_by_its_hash_and_another_of_its_name_is_refuse
     assert opened.report.is_independent
     assert difference(output(opened.model, pixels(224)), output(module, pixels(224))) <= TOLERANCE
     ours = path.rename(tmp_path / f"vit_b_32-{digest}.pth")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TORCHVISION, "published_files", {ours.stem: "vit_b_32-d86f8d99"})
-        report = from_checkpoint(ours).report
+    monkeypatch.setattr(TORCHVISION, "published_files", {ours.stem: "vit_b_32-d86f8d99"})
+    report = from_checkpoint(ours).report
     assert f"architecture = 'vit_b_32-d86f8d99', from the SHA-256 of the published file {ours.stem}" in str(report)
     assert report.config.id2label[1] == "goldfish"
 

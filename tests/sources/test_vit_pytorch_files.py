@@ -16,7 +16,7 @@ from plain_vit.conversion.vit_pytorch.layouts import CLASSES as OPENED
 from plain_vit.conversion.vit_pytorch.layouts import RENAMED_FILES
 from tests.conftest import randomize_
 from tests.peers import FOLDER, RELEASES, vit_pytorch_release
-from tests.sizes import draws
+from tests.sizes import NIGHTLY, draws, few
 from tests.sources.test_families import CLASSES, build
 from tests.sources.truthful import TOLERANCE, Tally, logits_differ_by, open_truthfully
 
@@ -124,21 +124,16 @@ def built_with(name: str, options: dict[str, Any]) -> tuple[nn.Module, dict[str,
 
 @pytest.mark.slow(
     quick=[
-        "cvt.CvT-True",
         "learnable_memory_vit.Adapter-False",
         "look_vit.LookViT-False",
-        "parallel_vit.ViT-True",
+        "parallel_vit.ViT-False",
         "simple_vit_attn_residual.SimpleViTAttnResidual-False",
-        "t2t.T2TViT-True",
     ]
 )
-@pytest.mark.parametrize("options", [False, True])
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name, options", [*((name, False) for name in CLASSES), *((name, True) for name in OPTIONS)])
 def test_a_file_of_any_class_opens_with_its_numbers_or_is_refused_by_its_name(
     name: str, options: bool, tmp_path: Path
 ) -> None:
-    if options and name not in OPTIONS:
-        return
     file, kind = CLASSES[name]
     try:
         module, said = built_with(name, OPTIONS[name] if options else {})
@@ -169,13 +164,15 @@ def classes_of(release: str) -> Iterator[tuple[str, type[nn.Module]]]:
                 yield path.stem, kind
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.slow
+@pytest.mark.parametrize("release", few(RELEASES, 11))
 def test_a_file_of_any_class_of_an_old_release_opens_with_its_numbers_or_is_refused(
     release: str, tmp_path: Path
 ) -> None:
     opened = 0
     for file, kind in classes_of(release):
+        if file == "t2t" and number(release) < (0, 35) and not NIGHTLY:
+            continue  # of 800 million parameters, at any size
         taken = inspect.signature(kind).parameters
         try:
             module = build(file, kind)
