@@ -90,7 +90,7 @@ def differing_fields(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, usually, nightly", [("native", 60, 1000), ("trunk", 25, 100)])
+@pytest.mark.parametrize("kind, usually, nightly", [("native", 40, 1000), ("trunk", 12, 100)])
 def test_a_folder_of_open_clip_has_its_numbers_or_is_refused_like_the_module(
     kind: str, usually: int, nightly: int, tmp_path: Path
 ) -> None:

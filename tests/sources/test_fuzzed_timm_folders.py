@@ -11,10 +11,11 @@ import torch
 from timm.models import save_for_hf
 from torch import nn
 
-from plain_vit.conversion import from_checkpoint, from_module
+from plain_vit.conversion import from_checkpoint, from_module, to_module
 from plain_vit.errors import PlainViTError
 from tests.conftest import randomize_
 from tests.sizes import draws
+from tests.sources.timm_models import layout_of, same_tensors
 from tests.sources.truthful import logits_differ_by
 from tests.tiny import difference
 
@@ -175,7 +176,7 @@ def test_a_folder_that_timm_saved_has_its_numbers_at_every_size_or_is_refused_li
     kind: str, tmp_path: Path
 ) -> None:
     built = opened = 0
-    for seed in range(draws(25, nightly=40) if kind == "hybrid" else draws(50, nightly=200)):
+    for seed in range(draws(15, nightly=40) if kind == "hybrid" else draws(30, nightly=200)):
         name, arguments = drawn(kind, random.Random(seed))
         try:
             torch.manual_seed(seed)
@@ -192,6 +193,9 @@ def test_a_folder_that_timm_saved_has_its_numbers_at_every_size_or_is_refused_li
         if both is None:
             continue
         opened += 1
+        back = to_module(both[0], "timm", layout=layout_of(module))
+        assert same_tensors(module, back), what
+        assert from_module(back).config.to_dict() == both[0].config.to_dict(), what
         limit = ROUNDED if kind == "NaFlexVit" or getattr(module, "rope", None) is not None else EXACT
         for ours, is_folder in zip(both, (False, True), strict=True):
             off = off_by(module, ours, is_folder)

@@ -121,7 +121,7 @@ def write_images(folder: Path) -> None:
     Image.fromarray(noise(97, 131, 4)).save(folder / "rgba.png")
     Image.fromarray(noise(1, 113)).save(folder / "one_row.png")
     Image.fromarray(noise(113, 1)).save(folder / "one_column.png")
-    Image.fromarray(noise(75, 100)).resize((4000, 3000), Image.Resampling.BICUBIC).save(folder / "large.jpg")
+    Image.fromarray(noise(75, 100)).resize((1600, 1200), Image.Resampling.BICUBIC).save(folder / "large.jpg")
 
 
 def timm_centre(place: Path) -> tuple[Source, Any]:

@@ -307,8 +307,10 @@ def test_a_published_file_is_known_by_its_hash_and_another_of_its_name_is_refuse
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ARCHITECTURES, "vit_b_32", (32, 128, 2, 4, 80))
-    sizes = {"num_layers": 2, "num_heads": 4, "hidden_dim": 128, "mlp_dim": 80}
-    module = randomize_(VisionTransformer(image_size=224, patch_size=32, **sizes)).eval()
+    sizes: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "hidden_dim": 128, "mlp_dim": 80}
+    build = partial(VisionTransformer, image_size=224, patch_size=32, **sizes)
+    monkeypatch.setattr(torchvision.models, "vit_b_32", build)
+    module = randomize_(build()).eval()
     torch.save(module.state_dict(), tmp_path / "vit.pth")
     digest = hashlib.sha256((tmp_path / "vit.pth").read_bytes()).hexdigest()[:8]
     path = (tmp_path / "vit.pth").rename(tmp_path / "vit_b_32-d86f8d99.pth")
