@@ -59,7 +59,13 @@ KINDS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         {"image_size": (20, 28), "pooling": "mean"},
     ),
     "not_square": ({"grid": (3, 5)}, "", {"image_size": (15, 35)}),
+    # Their grids are not square either; gains of four axes as in the paper's own file.
+    "hybrid_root_alone": ({"stem": (), "grid": (3, 5)}, "", {"image_size": (12, 40)}),
+    "hybrid_one_stage": ({"stem": (2,), "gains_4d": True, "grid": (2, 3)}, "", {"image_size": (8, 24)}),
+    "hybrid_two_stages": ({"stem": (1, 2), "grid": (2, 1)}, "", {"image_size": (16, 16)}),
 }  # fmt: skip
+# Layers one by one, and stacked as a scan leaves them.
+LAYERS = [(kind, scanned) for kind in KINDS for scanned in (False, True) if not (scanned and "hybrid" in kind)]
 
 
 def images(height: int, width: int, channels: int = 3) -> np.ndarray:
@@ -89,8 +95,7 @@ def source_record(kind: str, scanned: bool = False) -> dict[str, str]:
     return {"source": name, "numpy": np.__version__, "torch": torch.__version__}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("scanned", [False, True], ids=["layers", "scanned"])
+@pytest.mark.parametrize("kind, scanned", LAYERS)
 def test_every_layout_gives_the_numbers_of_the_published_equations(tmp_path: Path, kind: str, scanned: bool) -> None:
     fields, prefix, hints = KINDS[kind]
     arrays = random_arrays(**fields)
@@ -100,6 +105,10 @@ def test_every_layout_gives_the_numbers_of_the_published_equations(tmp_path: Pat
     assert max(found.values()) <= TOLERANCE, found
     record({**source_record(kind, scanned), "logits": max(found.values())})
     assert isinstance(converted.model, PlainViTModel if kind == "siglip" else PlainViTForImageClassification)
+    config = converted.model.config
+    assert (config.patch_projection == "resnet") == ("hybrid" in kind)
+    if "hybrid" in kind:
+        assert (config.stem_depths, config.stem_style) == (fields["stem"], "google")
 
 
 def test_shapes_tell_the_geometry(tmp_path: Path) -> None:
@@ -226,8 +235,7 @@ def test_a_model_of_variable_grids_is_refused(tmp_path: Path) -> None:
         from_checkpoint(save(tmp_path / "model.npz", arrays))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("scanned", [False, True], ids=["layers", "scanned"])
+@pytest.mark.parametrize("kind, scanned", LAYERS)
 def test_the_export_gives_every_array_bit_for_bit(tmp_path: Path, kind: str, scanned: bool) -> None:
     fields, _, hints = KINDS[kind]
     arrays = random_arrays(**fields)

@@ -37,6 +37,14 @@ def navit(kind: Any = NaViT, **changes: Any) -> nn.Module:
     return module
 
 
+def nested(kind: Any = NestedNaViT, **changes: Any) -> nn.Module:
+    """Return a random model of nested tensors."""
+    return navit(kind, token_dropout_prob=0.0, **changes)
+
+
+both = pytest.mark.parametrize("make", [navit, nested])
+
+
 def measured(file: str, release: str, **found: Any) -> None:
     """Record a line of the table in the docs."""
     version = importlib.metadata.version("vit-pytorch") if release == "installed" else release
@@ -90,14 +98,17 @@ def test_images_of_one_size_have_the_logits_of_the_package() -> None:
     assert difference(from_module(theirs)(pictures).logits, theirs(list(pictures))) <= 1e-5
 
 
-def test_a_file_opens_and_goes_back_bit_for_bit(tmp_path: Path) -> None:
-    theirs = navit()
+@both
+def test_a_file_opens_and_goes_back_bit_for_bit(make: Any, tmp_path: Path) -> None:
+    theirs = make()
     torch.save(theirs.state_dict(), tmp_path / "vit.pt")
     with pytest.raises(AmbiguousCheckpointError) as caught:
         from_checkpoint(tmp_path / "vit.pt")
-    assert caught.value.candidates.keys() == {"patch_size", "image_size", "layout"}
-    assert caught.value.candidates["layout"] == ("na_vit 1.6.7", "na_vit 1.2.6")
-    ours = from_checkpoint(tmp_path / "vit.pt", patch_size=8, layout="na_vit 1.6.7").model
+    layouts = {"layout": ("na_vit 1.6.7", "na_vit 1.2.6")} if make is navit else {}
+    assert caught.value.candidates.keys() == {"patch_size", "image_size", *layouts}
+    assert caught.value.candidates.items() >= layouts.items()
+    said = {name: titles[0] for name, titles in layouts.items()}
+    ours = from_checkpoint(tmp_path / "vit.pt", patch_size=8, **said).model
     assert (ours.config.num_attention_heads, ours.config.head_dim, ours.config.image_size) == (3, 10, (40, 56))
     assert difference(ours(**packed(images())).logits, theirs(images())) <= 1e-5
     to_checkpoint(ours, tmp_path / "back.pt", format="vit_pytorch")
@@ -105,13 +116,16 @@ def test_a_file_opens_and_goes_back_bit_for_bit(tmp_path: Path) -> None:
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) for name in state)
     again = to_module(ours, "vit_pytorch")
-    assert type(again) is NaViT
+    assert type(again) is type(theirs)
     assert torch.equal(again.eval()(images()), theirs(images()))
-    measured("na_vit", "installed", way_back_bit_exact=True)
+    again.train()(images()).sum().backward()  # with the dropout of patches that the model had
+    if make is navit:
+        measured("na_vit", "installed", way_back_bit_exact=True)
 
 
-def test_a_saved_folder_opens_with_the_same_logits(tmp_path: Path) -> None:
-    ours = from_module(navit())
+@both
+def test_a_saved_folder_opens_with_the_same_logits(make: Any, tmp_path: Path) -> None:
+    ours = from_module(make())
     ours.save_pretrained(tmp_path)
     again = AutoModelForImageClassification.from_pretrained(tmp_path)
     assert torch.equal(again(**packed(images())).logits, ours(**packed(images())).logits)
@@ -132,17 +146,28 @@ def test_another_image_size_than_that_of_the_tables_is_refused(tmp_path: Path, i
         from_checkpoint(tmp_path / "vit.pt", patch_size=8, image_size=image_size, layout="na_vit 1.6.7")
 
 
-def test_gradients_are_those_of_the_package() -> None:
-    theirs = navit().double()
-    ours = from_module(copy.deepcopy(theirs))
+@both
+def test_gradients_are_those_of_the_package(make: Any) -> None:
+    theirs = make().double().train(make is nested)
+    ours = from_module(copy.deepcopy(theirs)).train(theirs.training)
     pictures = [picture.double() for picture in images()]
     weights = torch.randn(len(SIZES), 5, generator=torch.Generator().manual_seed(4))
     (theirs(pictures) * weights).sum().backward()
     (ours(**packed(pictures)).logits * weights).sum().backward()
-    theirs.load_state_dict({name: parameter.grad for name, parameter in theirs.named_parameters()}, strict=False)
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
+    theirs.load_state_dict(gradients, strict=False)
     expected = from_module(theirs).state_dict()  # the gradients in the place of the weights, converted as they are
     trained = {name: parameter for name, parameter in ours.named_parameters() if parameter.requires_grad}
-    assert len(trained) == sum(1 for _ in theirs.parameters()) + 3  # keys and values are one tensor there
+    assert all(parameter.grad is not None for parameter in trained.values())
+    if make is navit:
+        assert len(trained) == len(gradients) + 3  # keys and values are one tensor there
+        assert len(gradients) == sum(1 for _ in theirs.parameters())
+    else:
+        # The package detaches what it makes nested tensors of: the embeddings and the query get no gradients there.
+        assert {name.partition(".")[0] for name in gradients} == {"transformer", "attn_pool", "mlp_head"}
+        without = ("vit.embeddings.", "vit.pooler.query")
+        trained = {name: parameter for name, parameter in trained.items() if not name.startswith(without)}
+        assert len(trained) == len(gradients)
     for name, parameter in trained.items():
         assert difference(parameter.grad, expected[name]) <= 1e-10, name
 
@@ -198,11 +223,6 @@ def test_models_that_it_does_not_represent_are_not_exported() -> None:
 # NaViT of nested tensors
 
 
-def nested(kind: Any = NestedNaViT, **changes: Any) -> nn.Module:
-    """Return a random model."""
-    return navit(kind, token_dropout_prob=0.0, **changes)
-
-
 @pytest.mark.parametrize("release", ["1.15.7", "1.16.0", "1.16.2", "installed"])
 @pytest.mark.parametrize("arrange", [packed, padded])
 def test_nested_images_have_the_logits_of_the_package(release: str, arrange: Any) -> None:
@@ -216,52 +236,6 @@ def test_nested_images_have_the_logits_of_the_package(release: str, arrange: Any
     if arrange is packed:
         measured("na_vit_nested_tensor", release, logits=off, way_back_bit_exact=back)
     assert back
-
-
-def test_a_nested_file_opens_and_goes_back_bit_for_bit(tmp_path: Path) -> None:
-    theirs = nested()
-    torch.save(theirs.state_dict(), tmp_path / "vit.pt")
-    with pytest.raises(AmbiguousCheckpointError) as caught:
-        from_checkpoint(tmp_path / "vit.pt")
-    assert caught.value.candidates.keys() == {"patch_size", "image_size"}
-    ours = from_checkpoint(tmp_path / "vit.pt", patch_size=8).model
-    assert (ours.config.num_attention_heads, ours.config.head_dim, ours.config.image_size) == (3, 10, (40, 56))
-    assert difference(ours(**packed(images())).logits, theirs(images())) <= 1e-5
-    to_checkpoint(ours, tmp_path / "back.pt", format="vit_pytorch")
-    back, state = torch.load(tmp_path / "back.pt"), theirs.state_dict()
-    assert back.keys() == state.keys()
-    assert all(torch.equal(back[name], state[name]) for name in state)
-    again = to_module(ours, "vit_pytorch")
-    assert type(again) is NestedNaViT
-    assert torch.equal(again.eval()(images()), theirs(images()))
-    again.train()(images()).sum().backward()  # without dropout of patches, as the model was
-
-
-def test_a_saved_nested_folder_opens_with_the_same_logits(tmp_path: Path) -> None:
-    ours = from_module(nested())
-    ours.save_pretrained(tmp_path)
-    again = AutoModelForImageClassification.from_pretrained(tmp_path)
-    assert torch.equal(again(**packed(images())).logits, ours(**packed(images())).logits)
-
-
-def test_gradients_of_nested_tensors_are_those_of_the_package() -> None:
-    theirs = nested().double().train()
-    ours = from_module(copy.deepcopy(theirs)).train()
-    pictures = [picture.double() for picture in images()]
-    weights = torch.randn(len(SIZES), 5, generator=torch.Generator().manual_seed(4))
-    (theirs(pictures) * weights).sum().backward()
-    (ours(**packed(pictures)).logits * weights).sum().backward()
-    # The package detaches what it makes nested tensors of: the embeddings and the query get no gradients there.
-    trained = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
-    assert {name.partition(".")[0] for name in trained} == {"transformer", "attn_pool", "mlp_head"}
-    theirs.load_state_dict(trained, strict=False)
-    expected = from_module(theirs).state_dict()  # the gradients in the place of the weights, converted as they are
-    without = ("vit.embeddings.", "vit.pooler.query")
-    compared = {name: parameter for name, parameter in ours.named_parameters() if not name.startswith(without)}
-    assert len(compared) == len(trained)
-    for name, parameter in compared.items():
-        assert difference(parameter.grad, expected[name]) <= 1e-10, name
-    assert all(parameter.grad is not None for parameter in ours.parameters())
 
 
 def test_rates_of_nested_training_are_kept_or_refused() -> None:
