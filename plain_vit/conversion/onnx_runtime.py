@@ -122,7 +122,11 @@ CONVERSIONS = {"float32": unchanged, "float16": in_float16, "bfloat16": with_bfl
 
 
 def write_int8(model: Any, path: Path, batches: Iterable[np.ndarray]) -> None:
-    """Write a graph whose products with weights are in int8: weights by channel, inputs by ranges set beforehand."""
+    """Write a graph whose products with weights are in int8: weights by channel, inputs by ranges set beforehand.
+
+    Attention stays in float32. The quantiser's own option for that, `MatMulConstBOnly`, does nothing in this format
+    (onnxruntime 1.32).
+    """
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -134,6 +138,8 @@ def write_int8(model: Any, path: Path, batches: Iterable[np.ndarray]) -> None:
             pixels = next(self.remaining, None)
             return None if pixels is None else {INPUT: pixels}
 
+    weights = {tensor.name for tensor in model.graph.initializer}
+    attention = [node.name for node in model.graph.node if node.op_type == "MatMul" and node.input[1] not in weights]
     with TemporaryDirectory(dir=path.parent) as temporary:
         floats, with_shapes = Path(temporary, "floats.onnx"), Path(temporary, "with_shapes.onnx")
         save(model, floats)
@@ -143,5 +149,5 @@ def write_int8(model: Any, path: Path, batches: Iterable[np.ndarray]) -> None:
         quantize_static(
             with_shapes, path, Reader(), per_channel=True, op_types_to_quantize=["MatMul", "Gemm", "Conv"],
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, use_external_data_format=is_large(model),
-            extra_options={"MatMulConstBOnly": True},  # attention stays in float32
+            nodes_to_exclude=attention,
         )  # fmt: skip
