@@ -34,21 +34,21 @@ demo: $(INSTALLED) ## convert a foreign checkpoint, fine-tune it, open it again 
 test: $(TRANSFORMERS_TESTS) ## run the default tests
 	$(BIN)/python -m pytest -n auto --durations 20 --minutes 5
 
-test-all: test-floors test-year test-space test ## run all tests but the nightly ones, also with older releases
-	$(BIN)/python -m pytest -n auto -m "slow and not nightly" --durations 20 --minutes 30
+test-all: test-floors test-year test-space test ## run all tests, also with older releases
+	$(BIN)/python -m pytest -n auto -m slow --durations 20 --minutes 20
 
-test-nightly: $(TRANSFORMERS_TESTS) ## run everything, with many more generated inputs; takes hours
-	PLAIN_VIT_NIGHTLY=1 $(BIN)/python -m pytest -n auto -m "" --durations 20
+test-nightly: $(TRANSFORMERS_TESTS) ## run all tests with many more generated inputs and whole tables, in an order of the day; takes hours
+	PLAIN_VIT_NIGHTLY=1 $(BIN)/python -m pytest -n auto -m "" --durations 20 --random-order --random-order-seed $$(date +%j)
 
 test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests that depend on releases, or those in TESTS, with the oldest that setup.py admits
-	$(FLOORS)/bin/python -m pytest -n auto -m "not nightly" $(TESTS)
+	$(FLOORS)/bin/python -m pytest -n auto -m "" $(TESTS)
 
 test-year: $(YEAR)/.installed $(PEERS) ## run them with the releases of a year ago, in tests/year.txt
-	$(YEAR)/bin/python -m pytest -n auto -m "not nightly" $(TESTS)
+	$(YEAR)/bin/python -m pytest -n auto -m "" $(TESTS)
 
 table: $(TRANSFORMERS_TESTS) ## measure every source that opens and write docs/what_opens.md; takes up to an hour
 	rm -f sweep.jsonl
-	PLAIN_VIT_SWEEP=sweep.jsonl $(BIN)/python -m pytest -n auto -m "" $$(grep -l "import record" tests/*/test_*.py)
+	PLAIN_VIT_NIGHTLY=1 PLAIN_VIT_SWEEP=sweep.jsonl $(BIN)/python -m pytest -n auto -m "" $$(grep -l "import record" tests/*/test_*.py)
 	$(BIN)/python docs/tabulate_what_opens.py sweep.jsonl
 
 architectures: $(INSTALLED) ## write the tables of timm's and torchvision's architectures from what is installed

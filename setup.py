@@ -60,6 +60,7 @@ EXTRAS = {
         "nbformat>=5.10",
         "ipykernel>=7.0",
         "pytest>=9.0",
+        "pytest-random-order>=1.2",
         "pytest-xdist>=3.8",
         "httpx2>=2.0",
         "hypothesis>=6.140",

@@ -211,6 +211,7 @@ def test_saved_folders_carry_the_whole_code_and_the_names_of_all_classes(root: P
         assert config["architectures"] == ["PlainViTForImageClassification"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("releases", ["floors", "year"])
 def test_other_releases_open_what_these_save_and_these_what_others_save(root: Path, releases: str) -> None:
     """Both ways, by the code that came along: these are the newest, the others those of `make test-RELEASES`."""

@@ -55,6 +55,16 @@ def test_after_an_error_ours_attends_as_before() -> None:
         compare_models(source, ours, probe_images(ours.config))
 
 
+@pytest.mark.parametrize("make", [of_vit_pytorch, of_timm])
+def test_the_model_has_memory_of_its_own(make: Callable[[], nn.Module]) -> None:
+    source = randomize_(make()).eval()
+    theirs = {tensor.untyped_storage().data_ptr() for tensor in source.state_dict().values()}
+    for name, tensor in from_module(source).state_dict().items():
+        storage = tensor.untyped_storage()
+        assert storage.data_ptr() not in theirs, name
+        assert storage.nbytes() == tensor.nbytes, name
+
+
 def test_the_first_stage_that_differs_is_the_one_that_was_changed() -> None:
     source = randomize_(of_timm()).eval()
     ours = from_module(source)

@@ -4,6 +4,7 @@ import errno
 import io
 import random
 import struct
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from plain_vit import PlainViTImageProcessor
 from plain_vit.analysis.photographs import read_image
 from plain_vit.conversion import calibration
 from plain_vit.errors import DataError, TrainingError
+from plain_vit.image_files import decoding
 from plain_vit.training.data import augmentation
 from plain_vit.training.data.augmentation import AugmentedImages, CroppedImage, training_transform
 from plain_vit.training.data.decoding import ProcessedImages, as_files, decode_image, open_stored, read_rows, try_image
@@ -228,6 +230,21 @@ def test_a_file_cut_short_is_named_at_whatever_size_it_is_decoded():
         levels, broken = try_image(short, "", CroppedImage(SIZE, InterpolationMode.BILINEAR, scaled=scaled))
         assert levels is None
         assert broken.startswith("cut.jpg (")
+
+
+def test_what_pillow_warns_of_in_a_damaged_file_is_not_shown():
+    """Such a file may have one warning for each of 65,535 tags."""
+    file = io.BytesIO()
+    photograph(40, 30).save(file, "tiff")
+    content = bytearray(file.getvalue())
+    last_tag = struct.unpack_from("<I", content, 4)[0] + 2 + 12 * (struct.unpack_from("<H", content, 8)[0] - 1)
+    struct.pack_into("<I", content, last_tag + 4, 7)  # so many values, where one is expected
+    with pytest.warns(UserWarning, match="had too many entries: 7"):
+        PIL.Image.open(io.BytesIO(content))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with decoding():
+            PIL.Image.open(io.BytesIO(content)).load()
 
 
 READERS: dict[str, Callable[[Path], object]] = {
