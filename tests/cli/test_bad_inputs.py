@@ -208,7 +208,8 @@ WRITING = {
     "the disk is full during `show`": (
         "OutputError, no page is left", "files/test_full_disk.py::test_show_leaves_no_page_and_says_so_in_one_line"),
     "the disk is full while a training run writes snapshots, figures or its report": (
-        "OutputError, earlier files are unchanged", "files/test_full_disk.py::test_a_run_keeps_what_it_has_written"),
+        "OutputError, earlier files are unchanged",
+        "files/test_full_disk.py::test_a_full_disk_is_one_line_and_leaves_what_was_there"),
     "the disk is full while a training run writes its log": (
         "OutputError, earlier lines are unchanged", "files/test_full_disk.py::test_a_log_never_ends_in_half_a_line"),
     "too little disk space, known in advance": (

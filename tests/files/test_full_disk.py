@@ -152,7 +152,7 @@ WRITERS: dict[str, tuple[Callable[[Path, int | None], None], list[int], str]] = 
 
 @pytest.mark.slow(quick=["write-700", "sharded checkpoint-103000", "file of torch-0"])
 @pytest.mark.parametrize("name, limit", [(name, limit) for name in WRITERS for limit in WRITERS[name][1]])
-def test_what_does_not_fit_is_one_line_and_leaves_what_was_there(name: str, limit: int, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(name: str, limit: int, tmp_path: Path) -> None:
     writer, _, says = WRITERS[name]
     folder = tmp_path / "folder"
     folder.mkdir()
