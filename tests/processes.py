@@ -91,7 +91,7 @@ def _environments(count: int) -> list[dict[str, str]]:
 
 
 def _run(words: list[str], environment: dict[str, str], log: str) -> None:
-    """Be the process of a script, or of a module after `-m`."""
+    """Be the process of a script, of a module after `-m`, or of a text after `-c`."""
     gc.freeze()  # what was imported is not searched again and again
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
@@ -99,7 +99,10 @@ def _run(words: list[str], environment: dict[str, str], log: str) -> None:
     faulthandler.enable()
     os.environ.clear()
     os.environ.update(environment)
-    if words[0] == "-m":
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(words[1], {"__name__": "__main__"})
+    elif words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:

@@ -50,10 +50,9 @@ pytestmark = pytest.mark.usefixtures("traced_once")
 build = functools.partial(tiny.build, id2label=LABELS, label2id={name: number for number, name in LABELS.items()})
 
 
-def run(folder: Path, program: str, *arguments: object) -> str:
+def run(program: str, *arguments: object) -> str:
     """Run a program in a process of its own, with an end; return what it printed."""
-    (folder / "program.py").write_text(textwrap.dedent(program))
-    return run_forked([str(folder / "program.py"), *map(str, arguments)])
+    return run_forked(["-c", textwrap.dedent(program), *map(str, arguments)])
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +138,7 @@ def test_images_of_a_batch_stay_in_their_order_when_it_is_divided() -> None:
 
 
 @pytest.mark.slow
-def test_threads_that_share_a_model_get_the_numbers_of_one(folders: Path, tmp_path: Path) -> None:
+def test_threads_that_share_a_model_get_the_numbers_of_one(folders: Path) -> None:
     """In a process of its own: calls that meet may wait for each other for ever."""
     program = """
         import sys, torch
@@ -166,11 +165,11 @@ def test_threads_that_share_a_model_get_the_numbers_of_one(folders: Path, tmp_pa
                 same = [torch.equal(each, expected[number % 10]) for number, each in enumerate(found)]
                 assert all(same), (engine, batch_size)
     """
-    run(tmp_path, program, folders / "classifier")
+    run(program, folders / "classifier")
 
 
 @pytest.mark.slow
-def test_threads_that_open_their_first_model_at_once_share_one_core(folders: Path, tmp_path: Path) -> None:
+def test_threads_that_open_their_first_model_at_once_share_one_core(folders: Path) -> None:
     program = """
         import sys, threading, time, openvino
         from plain_vit.conversion import open_exported
@@ -190,7 +189,7 @@ def test_threads_that_open_their_first_model_at_once_share_one_core(folders: Pat
             thread.join()
         print(len(made))
     """
-    assert run(tmp_path, program, folders / "classifier-openvino") == "1\n"
+    assert run(program, folders / "classifier-openvino") == "1\n"
 
 
 @pytest.mark.slow
@@ -259,7 +258,7 @@ def test_streams_have_the_numbers_of_the_model_in_every_process(tmp_path: Path) 
         assert (found - expected["logits"]).abs().max() < 1e-5 * expected["logits"].abs().max()
     """
     for _ in range(draws(2, nightly=20)):
-        run(tmp_path, program, tmp_path / "graph", tmp_path / "expected")
+        run(program, tmp_path / "graph", tmp_path / "expected")
 
 
 @pytest.mark.slow
@@ -397,7 +396,7 @@ def test_transformers_pipeline_takes_it(folders: Path, images: Path) -> None:
 
 
 @pytest.mark.slow
-def test_signals_arrive_after_models_have_come_and_gone(folders: Path, tmp_path: Path) -> None:
+def test_signals_arrive_after_models_have_come_and_gone(folders: Path) -> None:
     """Two `openvino.Core` that end in the order in which they began leave signals a stack that is gone."""
     program = """
         import gc, os, signal, sys
@@ -409,7 +408,7 @@ def test_signals_arrive_after_models_have_come_and_gone(folders: Path, tmp_path:
         signal.signal(signal.SIGINT, lambda *_: print("arrived", flush=True))
         os.kill(os.getpid(), signal.SIGINT)
     """
-    assert run(tmp_path, program, folders / "classifier-openvino") == "arrived\n"
+    assert run(program, folders / "classifier-openvino") == "arrived\n"
 
 
 # What is refused

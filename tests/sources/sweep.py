@@ -17,8 +17,7 @@ def record(result: dict[str, Any]) -> None:
     Args:
         result: `source`, whose first word is that of its package, and what was measured: largest differences in float32
             as shares of the largest value (`logits`, `blocks`, `another_resolution`) and in `bfloat16`,
-            `way_back_bit_exact`, `parameters`, and the versions by the names of their packages. Several lines of one
-            source add up.
+            `way_back_bit_exact`, and the versions by the names of their packages. Several lines of one source add up.
     """
     path = os.environ.get("PLAIN_VIT_SWEEP")
     if path:
