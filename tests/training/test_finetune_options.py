@@ -652,12 +652,14 @@ def test_repeated_augmentation_changes_what_is_seen(run):
     assert losses(run("once", **options)) != losses(run("thrice", repeated_augmentation=3, **options))
 
 
-def test_recipe_runs_to_the_end(run, model_folder, tmp_path):
+def test_recipe_runs_to_the_end_and_prints_a_table(model_folder, tmp_path, capsys):
     words = ["--model", str(model_folder), "--dataset", "digits", "--shots_per_class", "2", "--output_dir",
              str(tmp_path / "r"), "--recipe", "mae-finetune", "augreg-strong1", "--steps", "2", "--batch_size", "8",
              "--image_size", "24", "--no_report"]  # fmt: skip
     script.finetune(parse_arguments(script.FinetuneArguments, words, description=None))
     assert read_log(tmp_path / "r")[-1]["step"] == 2
+    printed = capsys.readouterr().out
+    assert re.search(r"epoch +step +train loss +train acc +test loss +test acc +evaluated +lr", printed)
 
 
 def test_stock_vit_without_the_field_that_is_asked_for_is_refused(run, tmp_path):
