@@ -351,12 +351,11 @@ def _groups(known: Mapping[str, Mapping[str, Any]]) -> str:
 READING = "ARCHITECTURES = architectures_in(_GROUPS)\n"
 
 
-def constructor_module(constructor: Any, test: str) -> str:
+def constructor_module(constructor: Any) -> str:
     """Return the text of the table of one of timm's other classes.
 
     Args:
         constructor: The class, as in `timm/constructors.py`.
-        test: The test that compares the table with the installed timm.
     """
     import timm
 
@@ -364,7 +363,7 @@ def constructor_module(constructor: Any, test: str) -> str:
     return f'''"""What timm's names of `{file}.py` mean, so that their files open without timm.
 
 Written by `make architectures` from timm {timm.__version__}: the entrypoints that plain-vit opens, as arguments of its
-`{constructor.name}`. `{test}` compares the table with the installed timm.
+`{constructor.name}`. `tests/sources/test_timm_sweep.py` compares the table with the installed timm.
 """
 
 from typing import Any
@@ -384,28 +383,28 @@ def eva_module() -> str:
     """Return the text of `timm/eva/architectures.py`."""
     from plain_vit.conversion.timm.eva.source import EVA
 
-    return constructor_module(EVA, "tests/sources/test_timm_eva.py")
+    return constructor_module(EVA)
 
 
 def beit_module() -> str:
     """Return the text of `timm/relative/beit_architectures.py`."""
     from plain_vit.conversion.timm.relative.beit import BEIT
 
-    return constructor_module(BEIT, "tests/sources/test_timm_beit.py")
+    return constructor_module(BEIT)
 
 
 def relpos_module() -> str:
     """Return the text of `timm/relative/relpos_architectures.py`."""
     from plain_vit.conversion.timm.relative.relpos import RELPOS
 
-    return constructor_module(RELPOS, "tests/sources/test_timm_beit.py")
+    return constructor_module(RELPOS)
 
 
 def naflex_module() -> str:
     """Return the text of `timm/naflex/architectures.py`."""
     from plain_vit.conversion.timm.naflex.source import NAFLEX
 
-    return constructor_module(NAFLEX, "tests/sources/test_timm_naflex.py")
+    return constructor_module(NAFLEX)
 
 
 def architectures_module() -> str:

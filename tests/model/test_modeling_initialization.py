@@ -31,18 +31,24 @@ def ours(initialization: str, **fields: Any) -> Any:
     return PlainViTForImageClassification(tiny_config(**{**LARGE, "initialization": initialization, **fields}))
 
 
-def kinds(model: Any) -> dict[str, torch.Tensor]:
-    """Return a tensor of every kind of our model."""
+def stock_kinds(model: Any) -> dict[str, torch.Tensor]:
+    """Return the kinds that transformers' own ViT has."""
     layer, embeddings = model.vit.layers[1], model.vit.embeddings
     return {
         "attention": layer.attention.v_proj.weight, "attention bias": layer.attention.o_proj.bias,
         "mlp in": layer.mlp.fc1.weight, "mlp out": layer.mlp.fc2.weight, "mlp bias": layer.mlp.fc2.bias,
         "patches": embeddings.patch_embeddings.projection.weight,
         "patches bias": embeddings.patch_embeddings.projection.bias,
-        "class": embeddings.cls_token, "registers": embeddings.register_tokens,
-        "positions": embeddings.position_embeddings.weight,
+        "class": embeddings.cls_token, "positions": embeddings.position_embeddings,
         "classifier": model.classifier.weight, "classifier bias": model.classifier.bias,
     }  # fmt: skip
+
+
+def kinds(model: Any) -> dict[str, torch.Tensor]:
+    """Return a tensor of every kind of our model."""
+    embeddings = model.vit.embeddings
+    own = {"registers": embeddings.register_tokens, "positions": embeddings.position_embeddings.weight}
+    return stock_kinds(model) | own
 
 
 def timm_kinds(model: Any) -> dict[str, torch.Tensor]:
@@ -77,19 +83,6 @@ def simple_vit_kinds(model: Any) -> dict[str, torch.Tensor]:
         "mlp in": mlp.net[1].weight, "mlp out": mlp.net[3].weight, "mlp bias": mlp.net[3].bias,
         "patches": model.to_patch_embedding[2].weight, "patches bias": model.to_patch_embedding[2].bias,
         "classifier": model.linear_head.weight, "classifier bias": model.linear_head.bias,
-    }  # fmt: skip
-
-
-def stock_kinds(model: Any) -> dict[str, torch.Tensor]:
-    """Return the kinds that transformers' own ViT has."""
-    layer, embeddings = model.vit.layers[1], model.vit.embeddings
-    return {
-        "attention": layer.attention.v_proj.weight, "attention bias": layer.attention.o_proj.bias,
-        "mlp in": layer.mlp.fc1.weight, "mlp out": layer.mlp.fc2.weight, "mlp bias": layer.mlp.fc2.bias,
-        "patches": embeddings.patch_embeddings.projection.weight,
-        "patches bias": embeddings.patch_embeddings.projection.bias,
-        "class": embeddings.cls_token, "positions": embeddings.position_embeddings,
-        "classifier": model.classifier.weight, "classifier bias": model.classifier.bias,
     }  # fmt: skip
 
 

@@ -154,7 +154,7 @@ STACKS = ("num_hidden_layers", "num_layers", "depth", "encoder_layers", "decoder
 
 
 def shallow(config: Any) -> Any:
-    """Leave two layers of each stack of a configuration and of those in it, but for those that name layers."""
+    """Cut a configuration, and those inside it, to two layers; one that names layers by number keeps its depth."""
     for name, value in list(vars(config).items()):
         if name in STACKS and isinstance(value, int | list) and not hasattr(config, "out_features"):
             setattr(config, name, value[:2] if isinstance(value, list) else min(value, 2))
@@ -164,7 +164,7 @@ def shallow(config: Any) -> Any:
 
 
 def transformers_model(model_type: str, name: str) -> Any:
-    """Build a class of transformers with its configuration's own settings, but for the depth, without memory."""
+    """Build a class of transformers on the meta device, with its default settings and two layers where it can."""
     kind: Any = getattr(transformers, configuration_auto.CONFIG_MAPPING_NAMES[model_type])
     if model_type == "vision-text-dual-encoder":
         config = kind.from_vision_text_configs(transformers.ViTConfig(), transformers.BertConfig())
@@ -177,7 +177,7 @@ def transformers_model(model_type: str, name: str) -> Any:
             less = shallow(copy.deepcopy(config))
             less.validate()
             return getattr(transformers, name)(less)
-        except Exception:  # other settings name the layers that are left out
+        except Exception:  # other settings name layers that were cut
             return getattr(transformers, name)(config)
 
 

@@ -31,7 +31,7 @@ TOLERANCE = 1e-5
 
 
 Make = Callable[[str], Any]  # builds the class of a name, which names its configuration
-# What some classes are told beside their configuration, and others in it.
+# Arguments of some constructors, and fields of the configuration of other classes.
 OPTIONS = ("add_pooling_layer", "use_mask_token")
 
 

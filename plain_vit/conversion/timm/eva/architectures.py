@@ -1,7 +1,7 @@
 """What timm's names of `eva.py` mean, so that their files open without timm.
 
 Written by `make architectures` from timm 1.0.31: the entrypoints that plain-vit opens, as arguments of its
-`Eva`. `tests/sources/test_timm_eva.py` compares the table with the installed timm.
+`Eva`. `tests/sources/test_timm_sweep.py` compares the table with the installed timm.
 """
 
 from typing import Any

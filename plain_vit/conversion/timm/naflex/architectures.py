@@ -1,7 +1,7 @@
 """What timm's names of `naflexvit.py` mean, so that their files open without timm.
 
 Written by `make architectures` from timm 1.0.31: the entrypoints that plain-vit opens, as arguments of its
-`NaFlexVit`. `tests/sources/test_timm_naflex.py` compares the table with the installed timm.
+`NaFlexVit`. `tests/sources/test_timm_sweep.py` compares the table with the installed timm.
 """
 
 from typing import Any
