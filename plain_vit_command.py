@@ -39,7 +39,6 @@ MAPS = ("pca", "umap")
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 INTERRUPTED = 130  # the shells' exit code for Ctrl-C
 NOT_FOUND = 3  # the exit code of a CheckpointError
-program: str | None = None  # the command whose script runs, as it is typed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,13 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def start_script(command: str, words: list[str]) -> int:
     """Run a script of the examples as Python would start it."""
-    global program
     script = str(examples_folder() / f"{SCRIPTS[command][0]}.py")
-    before, sys.argv, program = sys.argv, [script, *words], f"plain-vit {command}"
+    before, sys.argv = sys.argv, [script, *words]
     try:
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(script, {"PROGRAM": f"plain-vit {command}"}, run_name="__main__")
     finally:
-        sys.argv, program = before, None
+        sys.argv = before
     return 0
 
 
@@ -271,6 +269,7 @@ def add_others(command: Command) -> None:
     text = "write the example scripts, images and small trained checkpoint that come with the package"
     added = command("examples", text, "my-examples")
     added.add_argument("out", type=Path, nargs="?", default=Path("examples"), help="new folder (default: ./examples)")
+    added.set_defaults(find_examples=examples_folder)
     added.add_argument(
         "--path", action="store_true", help="print the folder in which they are installed, and write nothing"
     )

@@ -13,9 +13,9 @@ from benchmarks.harness import Case, Checked, name_of_run
 from benchmarks.models import Setting, build, logits_of, require_equal
 from benchmarks.sweep import parser, sweep
 from plain_vit import prepare_for_inference
-from plain_vit.conversion.inference_engines import INPUT, trace
-from plain_vit.conversion.onnx_runtime import OnnxRuntime
-from plain_vit.conversion.openvino_runtime import OpenVino
+from plain_vit.inference.engines import INPUT, trace
+from plain_vit.inference.onnx_runtime import OnnxRuntime
+from plain_vit.inference.openvino_runtime import OpenVino
 
 SIZES = {"cpu": ["base:8", "base:1", "tiny:32", "tiny:1"]}
 NOTES = """One set of weights. Engines run the graph that `plain-vit export` writes, with as many threads as torch, and

@@ -18,9 +18,9 @@ import torch
 from pyarrow import parquet
 
 from benchmarks.harness import Case, Result, compare, name_of_run, parser, report
-from plain_vit.system import keep_freed_memory
+from plain_vit.inference.bulk import Parts, Shard, features_of, open_images, open_model, prepared
+from plain_vit.system.calls import keep_freed_memory
 from plain_vit.training.arguments import BulkOptions
-from plain_vit.training.bulk_inference import Parts, Shard, features_of, open_images, open_model, prepared
 from plain_vit.training.hardware.processes import start_accelerator
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.harness import Case, name_of_run
 from benchmarks.models import PEERS, Setting, build, logits_of
 from benchmarks.sweep import TRAINING, parser, sweep
-from plain_vit.environment import has_slow_float32_products
+from plain_vit.system.environment import has_slow_float32_products
 from plain_vit.training.hardware.products import onednn_products
 
 RECORDED = "reduce-overhead"  # torch.compile's name for CUDA graphs

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from plain_vit.system import M_MMAP_THRESHOLD, keep_freed_memory
+from plain_vit.system.calls import M_MMAP_THRESHOLD, keep_freed_memory
 
 RESULTS = Path(__file__).with_name("results")
 PACKAGES = ("torch", "transformers", "safetensors", "timm", "vit-pytorch", "torchvision")

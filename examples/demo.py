@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 import plain_vit  # noqa: F401  (registers the Auto classes)
 from plain_vit.analysis import attention_rollout, confusion_matrix, displayable, predict
-from plain_vit.extras import needs
+from plain_vit.system.extras import needs
 
 HERE = Path(os.path.relpath(Path(__file__).parent))
 sys.path.insert(0, str(HERE))  # for the fine-tuning script in the same folder

@@ -24,11 +24,12 @@ import numpy as np
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from plain_vit.conversion.engine_models import EngineModel
-from plain_vit.conversion.inference_engines import is_exported
 from plain_vit.errors import DataError, OutputError, OutputExistsError, TrainingError, counted
-from plain_vit.extras import needs
+from plain_vit.files.other_files import is_exported
+from plain_vit.inference.engine_models import EngineModel, open_with_processor
+from plain_vit.modeling_plain_vit import PlainViTForImageClassification
 from plain_vit.scores import MULTI_LABEL, REGRESSION
+from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from datasets import Dataset
@@ -85,12 +86,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
     accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
     loading = loading_options(arguments.num_workers)
     loading["batch_size"] = -(-arguments.batch_size // accelerator.num_processes)
-    model, image_processor = open_classifier(
-        arguments.model,
-        trust_remote_code=arguments.trust_remote_code,
-        hints=checkpoint_hints(arguments.model_hints),
-        batch_size=loading["batch_size"],
-    )
+    model, image_processor = open_model(arguments, loading["batch_size"])
     in_engine = isinstance(model, EngineModel)
     problem_type = model.config.problem_type or "single_label_classification"
     class_names = names_of_classes(model.config)
@@ -154,6 +150,23 @@ def check(arguments: EvaluateArguments) -> None:
         raise TrainingError(
             f"{arguments.model} was exported to an engine, in the precision of its graph: omit --mixed_precision."
         )
+
+
+def open_model(arguments: EvaluateArguments, batch_size: int) -> tuple[Any, Any]:
+    """Open the classifier, or the graph of one, and its image processor.
+
+    Raises:
+        TrainingError: It has no head, or hints are given that a graph does not need.
+    """
+    hints = checkpoint_hints(arguments.model_hints)
+    if not is_exported(arguments.model):
+        return open_classifier(arguments.model, trust_remote_code=arguments.trust_remote_code, hints=hints)
+    if hints:
+        raise TrainingError(f"{arguments.model} was exported to an engine: omit {', '.join(hints)}.")
+    model, image_processor = open_with_processor(arguments.model, batch_size=batch_size)
+    if not isinstance(model, PlainViTForImageClassification):
+        raise TrainingError(f"{arguments.model} lacks a classifier: export a fine-tuned classifier.")
+    return model, image_processor
 
 
 def open_split(arguments: EvaluateArguments, class_names: list[str], problem_type: str) -> Dataset:

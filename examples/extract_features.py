@@ -17,13 +17,12 @@ import torch
 from tqdm import tqdm
 
 from plain_vit.errors import counted
-from plain_vit.extras import needs
+from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from accelerate import Accelerator
 
-    from plain_vit.training.arguments import BulkOptions, Count, option, run_script
-    from plain_vit.training.bulk_inference import (
+    from plain_vit.inference.bulk import (
         Run,
         as_columns,
         check_features,
@@ -34,6 +33,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         prepared,
         settings_of,
     )
+    from plain_vit.training.arguments import BulkOptions, Count, option, run_script
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
 
 

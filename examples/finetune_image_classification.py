@@ -26,9 +26,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from plain_vit.errors import TrainingError
-from plain_vit.extras import needs
 from plain_vit.hub import check_repository
 from plain_vit.modeling_plain_vit import PlainViTPreTrainedModel
+from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from accelerate import Accelerator

@@ -32,8 +32,8 @@ from transformers import PreTrainedModel
 
 from plain_vit import PlainViTForImageClassification
 from plain_vit.errors import OutputExistsError, TrainingError, counted
-from plain_vit.extras import needs
 from plain_vit.files.staging import is_vacant, staged_file, staged_folder
+from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from accelerate import Accelerator

@@ -18,11 +18,11 @@ from tqdm import tqdm
 
 from plain_vit import PlainViTForImageClassification
 from plain_vit.errors import TrainingError, counted
-from plain_vit.extras import needs
+from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
+    from plain_vit.inference.bulk import Run, open_images, open_model, predictions_of, prepared, settings_of
     from plain_vit.training.arguments import BulkOptions, Count, option, run_script
-    from plain_vit.training.bulk_inference import Run, open_images, open_model, predictions_of, prepared, settings_of
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
     from plain_vit.training.models import names_of_classes
 

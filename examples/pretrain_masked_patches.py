@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import TrainingError, counted
-from plain_vit.extras import needs
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling, PlainViTModel
+from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from datasets import Dataset

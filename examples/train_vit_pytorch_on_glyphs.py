@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from plain_vit.extras import needs
+from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", "vit-pytorch", script=__name__ == "__main__"):
     from datasets import Dataset

@@ -33,10 +33,10 @@ from tqdm import tqdm
 
 from plain_vit.conversion import Converted, from_checkpoint
 from plain_vit.conversion.parity import compare_models, probe_images
+from plain_vit.conversion.registry import FORMATS
 from plain_vit.conversion.report import TOLERANCE
-from plain_vit.conversion.sources import FORMATS
 from plain_vit.errors import ExportError
-from plain_vit.extras import needs
+from plain_vit.system.extras import needs
 from plain_vit_command import size
 
 TIMM = """
@@ -139,7 +139,7 @@ def peer_of_transformers(place: str, converted: Converted) -> Peer:
     """Load the class that the checkpoint was saved from, or its supported part."""
     import transformers
 
-    from plain_vit.conversion.transformers.families import CONTAINERS
+    from plain_vit.conversion.sources.transformers.families import CONTAINERS
 
     named = transformers.AutoConfig.from_pretrained(place).architectures[0]
     if named == "CLIPModel":  # its vision tower and projection have their own class

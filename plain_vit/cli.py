@@ -10,16 +10,17 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from plain_vit_command import ENGINE_OPTIONS, ENGINES, HINTS, WEIGHTS, examples_folder, main
-
+from .conversion.format import Hints
 from .errors import (
     AmbiguousCheckpointError,
     CheckpointError,
     DataError,
+    ExportError,
     OutputError,
     OutputExistsError,
     PlainViTError,
@@ -29,9 +30,12 @@ from .errors import (
     in_bytes,
     printable,
 )
+from .files.reading import SUFFIXES
+from .inference import EngineOptions, to_engine
+from .inference.engines import ENGINES
 
 # Endings of files, which no folder gets: of weights, graphs, pages and tables.
-FILES = (*WEIGHTS, ".onnx", ".xml", ".html", ".png", ".json", ".csv", ".parquet")
+FILES = (*sum(SUFFIXES.values(), ()), ".onnx", ".xml", ".html", ".png", ".json", ".csv", ".parquet")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -72,7 +76,7 @@ def refuse_output_name(options: argparse.Namespace) -> None:
     Raises:
         OutputError: The output has such a name.
     """
-    from .conversion.sources import format_named
+    from .conversion.registry import format_named
 
     out = getattr(options, "out", None)
     if out is None:
@@ -108,8 +112,8 @@ def convert(options: argparse.Namespace) -> None:
     from .conversion import convert_checkpoint
     from .files.staging import staged_folder
     from .hub import check_repository, push_folder
-    from .licenses import copy_license_files
-    from .model_card import facts_of_conversion, source_folder, write_card
+    from .hub.card import facts_of_conversion, source_folder, write_card
+    from .hub.licenses import copy_license_files
 
     if options.out is None and options.push is None:
         options.refuse("give an output: OUT, or --push REPO")
@@ -174,28 +178,30 @@ def verify(options: argparse.Namespace) -> None:
 
 def export(options: argparse.Namespace) -> None:
     """Write a checkpoint in the format of another package, or as the graph of an engine."""
-    from .conversion import EngineOptions, from_checkpoint, to_checkpoint
+    from .conversion import from_checkpoint, to_checkpoint
     from .conversion.format import HEAD
 
-    given = {name: getattr(options, name) for name in ENGINE_OPTIONS if getattr(options, name) is not None}
+    names = [field.name for field in fields(EngineOptions)]
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if given and options.to not in ENGINES:
         options.refuse(f"--{next(iter(given)).replace('_', '-')} is for --to {' and '.join(ENGINES)}")
-    engine_options = EngineOptions(**given) if options.to in ENGINES else None  # fails before any work
     parts: list[str] = options.drop or []
+    if options.to in ENGINES and (options.to_layout is not None or parts):
+        raise ExportError(f"{options.to} is an engine, which has no layouts and stores no tensor that no output needs")
+    engine_options = EngineOptions(**given)  # fails before any work
     hints = {**hints_of(options), "drop": [HEAD] if HEAD in parts else None}
     converted = from_checkpoint(options.source, **hints)
-    written = to_checkpoint(
-        converted.model,
-        options.out,
-        format=options.to,
-        layout=options.to_layout,
-        image_processor=None if options.no_image_processor else converted.image_processor,
-        force=options.force,
-        sources=[options.source] if Path(options.source).exists() else [],
-        drop=[part for part in parts if part != HEAD],
-        engine_options=engine_options,
-    )
-    say(written)
+    shared: dict[str, Any] = {
+        "image_processor": None if options.no_image_processor else converted.image_processor,
+        "force": options.force,
+        "sources": [options.source] if Path(options.source).exists() else [],
+    }
+    if options.to in ENGINES:
+        say(to_engine(converted.model, options.out, engine=options.to, options=engine_options, **shared))
+    else:
+        drop = [part for part in parts if part != HEAD]
+        layout = options.to_layout
+        say(to_checkpoint(converted.model, options.out, format=options.to, layout=layout, drop=drop, **shared))
 
 
 def push(options: argparse.Namespace) -> None:
@@ -225,9 +231,9 @@ def show(options: argparse.Namespace) -> None:
 
 def predict(options: argparse.Namespace) -> None:
     """Print the likeliest classes or labels of images, or the numbers of a regression."""
-    from .csv_files import csv_table
+    from .files.csv import csv_table
+    from .inference.bulk import predictions_of, table_of_files
     from .modeling_plain_vit import PlainViTForImageClassification
-    from .training.bulk_inference import predictions_of, table_of_files
 
     if options.top < 1:
         options.refuse(f"--top is {options.top}: give at least 1")
@@ -260,7 +266,7 @@ def predict(options: argparse.Namespace) -> None:
 def embed(options: argparse.Namespace) -> None:
     """Write the features of images."""
     from .files.staging import staged_file
-    from .training.bulk_inference import as_columns, check_features, check_outputs, features_of, parquet, table_of_files
+    from .inference.bulk import as_columns, check_features, check_outputs, features_of, parquet, table_of_files
 
     model, image_processor = open_for_inference(options)
     body = model.base_model
@@ -300,8 +306,8 @@ def browse(options: argparse.Namespace) -> None:
 def open_for_inference(options: argparse.Namespace) -> tuple[Any, Any]:
     """Open the model of a command in float32, without gradients, or in its engine, and its image processor."""
     from .conversion import from_checkpoint
-    from .conversion.engine_models import open_with_processor
-    from .conversion.inference_engines import is_exported
+    from .files.other_files import is_exported
+    from .inference.engine_models import open_with_processor
 
     hints = hints_of(options)
     if is_exported(options.model):
@@ -322,7 +328,7 @@ def refuse_broken(broken: Sequence[str]) -> None:
 
 def env(options: argparse.Namespace) -> None:
     """Print versions and hardware for a bug report."""
-    from .environment import describe_environment
+    from .system.environment import describe_environment
 
     for name, value in describe_environment().items():
         say(f"{name + ':':18} {value}")
@@ -332,7 +338,7 @@ def examples(options: argparse.Namespace) -> None:
     """Write the examples, or print where they are."""
     from .files.staging import staged_folder
 
-    shipped = examples_folder()
+    shipped = options.find_examples()
     if options.path:
         say(str(shipped))
         return
@@ -344,8 +350,9 @@ def examples(options: argparse.Namespace) -> None:
 
 
 def hints_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the given hints, as keyword arguments of `from_checkpoint`."""
-    given = {name: getattr(options, name) for name in HINTS}
+    """Return the given hints, as keyword arguments of `from_checkpoint`; the names of labels are in a file."""
+    names = {field.name for field in fields(Hints)} - {"id2label"} | {"format", "revision"}
+    given = {name: getattr(options, name) for name in sorted(names)}
     given["id2label"] = None if options.labels is None else read_labels(options.labels)
     return {name: value for name, value in given.items() if value is not None}
 
@@ -383,6 +390,3 @@ COMMANDS = {
     "examples": examples, "predict": predict, "embed": embed,
     "browse": browse,
 }  # fmt: skip
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -25,7 +25,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForImageClassification, ViTImageProcessor
 
 from plain_vit import PlainViTImageProcessor
-from plain_vit.environment import describe_environment
+from plain_vit.system.environment import describe_environment
 from studies.claims import BEAT, Claims
 from studies.layer_positions import LayerPositionsConfig
 from studies.results import (

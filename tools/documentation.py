@@ -28,7 +28,7 @@ UNCHECKED = "\n    options:\n      docstring_options: {warn_unknown_params: fals
 OPTIONS = {"plain_vit.PlainViTConfig": UNCHECKED}
 # API pages: the title, and the modules whose public names they list.
 REFERENCE = {
-    "api/models.md": ("Models", ["plain_vit", "plain_vit.adapters"]),
+    "api/models.md": ("Models", ["plain_vit", "plain_vit.inference.adapters"]),
     "api/conversion.md": ("Conversion", ["plain_vit.conversion", "plain_vit.conversion.parity"]),
     "api/analysis.md": ("Analysis", ["plain_vit.analysis", "plain_vit.analysis.plots", "plain_vit.analysis.sheet"]),
     "api/browse.md": ("Pages of many images", ["plain_vit.browse"]),
@@ -38,7 +38,7 @@ REFERENCE = {
     ),
     "api/hub.md": (
         "Hub and tools",
-        ["plain_vit.hub", "plain_vit.model_card", "plain_vit.environment"],
+        ["plain_vit.hub", "plain_vit.hub.card", "plain_vit.system.environment"],
     ),
     "api/errors.md": ("Errors", ["plain_vit.errors"]),
 }

@@ -50,7 +50,7 @@ def timm_architectures() -> dict[str, dict[str, Any]]:
     import timm
     from timm.models import deit
 
-    from plain_vit.conversion.timm.arguments import DEFAULTS, SILENT_ARGUMENTS
+    from plain_vit.conversion.sources.timm.arguments import DEFAULTS, SILENT_ARGUMENTS
 
     found: dict[str, dict[str, Any]] = {}
     for variant, (kind, arguments) in _timm_calls().items():
@@ -178,7 +178,7 @@ def other_entrypoints(files: Sequence[str] = FAMILIES) -> dict[str, list[str]]:
     """Return the entrypoints of timm's other files with similar models."""
     import timm
 
-    from plain_vit.conversion.timm.constructors import CONSTRUCTORS
+    from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS
 
     opened = set(timm_architectures()).union(*map(constructor_architectures, CONSTRUCTORS))
     found = {file: [name for name in timm.list_models(module=file) if name not in opened] for file in files}
@@ -215,8 +215,8 @@ def families(entrypoints: Mapping[str, Sequence[str]]) -> dict[str, Parts]:
     """
     import timm
 
-    from plain_vit.conversion.timm.shapes import part_of
-    from plain_vit.conversion.timm.tables import own_parts
+    from plain_vit.conversion.sources.timm.shapes import part_of
+    from plain_vit.conversion.sources.timm.tables import own_parts
 
     own = own_parts()
     listed = {name: file for file, names in entrypoints.items() for name in names}
@@ -381,28 +381,28 @@ _GROUPS: list[tuple[dict[str, Any], str]] = [
 
 def eva_module() -> str:
     """Return the text of `timm/eva/architectures.py`."""
-    from plain_vit.conversion.timm.eva.source import EVA
+    from plain_vit.conversion.sources.timm.eva.source import EVA
 
     return constructor_module(EVA)
 
 
 def beit_module() -> str:
     """Return the text of `timm/relative/beit_architectures.py`."""
-    from plain_vit.conversion.timm.relative.beit import BEIT
+    from plain_vit.conversion.sources.timm.relative.beit import BEIT
 
     return constructor_module(BEIT)
 
 
 def relpos_module() -> str:
     """Return the text of `timm/relative/relpos_architectures.py`."""
-    from plain_vit.conversion.timm.relative.relpos import RELPOS
+    from plain_vit.conversion.sources.timm.relative.relpos import RELPOS
 
     return constructor_module(RELPOS)
 
 
 def naflex_module() -> str:
     """Return the text of `timm/naflex/architectures.py`."""
-    from plain_vit.conversion.timm.naflex.source import NAFLEX
+    from plain_vit.conversion.sources.timm.naflex.source import NAFLEX
 
     return constructor_module(NAFLEX)
 

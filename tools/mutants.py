@@ -49,8 +49,8 @@ PARTS = {
     "image processing": ("plain_vit/image_",),
     "conversion": ("plain_vit/conversion/",),
     "training": ("plain_vit/training/",),
-    "files": ("plain_vit/files/", "plain_vit/system.py"),
-    "hub": ("plain_vit/hub/", "plain_vit/model_card.py", "plain_vit/licenses.py", "plain_vit/markdown.py"),
+    "files": ("plain_vit/files/", "plain_vit/system/calls.py"),
+    "hub": ("plain_vit/hub/", "plain_vit/hub/card.py", "plain_vit/hub/licenses.py", "plain_vit/hub/markdown.py"),
     "analysis": ("plain_vit/analysis/", "plain_vit/browse/"),
     "model": ("plain_vit/",),
 }

@@ -40,8 +40,8 @@ from transformers.image_utils import load_image
 
 from plain_vit import PlainViTImageProcessor
 from plain_vit.errors import CheckpointError, PlainViTError, printable
-from plain_vit.extras import needs
 from plain_vit.image_processing_plain_vit import DEEP_MODES
+from plain_vit.system.extras import needs
 
 with needs("plain-vit[serve]", script=__name__ == "__main__"):
     import h11

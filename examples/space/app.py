@@ -22,9 +22,9 @@ from plain_vit import PlainViTForImageClassification
 from plain_vit.analysis import attention_maps, attention_rollout, displayable, predict
 from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import CheckpointError, PlainViTError, counted, few
-from plain_vit.extras import needs
-from plain_vit.markdown import code, plain
+from plain_vit.hub.markdown import code, plain
 from plain_vit.scores import REGRESSION
+from plain_vit.system.extras import needs
 
 with needs("plain-vit[space]", script=__name__ == "__main__"):
     import gradio as gr

@@ -12,7 +12,7 @@ import numpy as np
 from plain_vit.analysis.dense_features import Correspondences, PatchComponents
 from plain_vit.analysis.drawing import aspect, blank, label_below, short_number, show_image, show_map, tint_scale
 from plain_vit.analysis.words import drawable, one_line, plain_figure
-from plain_vit.extras import needs
+from plain_vit.system.extras import needs
 
 with needs("plain-vit[analysis]"):
     from matplotlib import colormaps

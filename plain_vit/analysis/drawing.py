@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from plain_vit.extras import needs
+from plain_vit.system.extras import needs
 
 with needs("plain-vit[analysis]"):
     from matplotlib.axes import Axes

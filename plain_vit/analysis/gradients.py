@@ -23,7 +23,7 @@ from plain_vit.analysis.inspection import (
     token_layout,
 )
 from plain_vit.errors import AnalysisError
-from plain_vit.extras import needs
+from plain_vit.system.extras import needs
 
 
 def grad_cam(

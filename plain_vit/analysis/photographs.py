@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from plain_vit.errors import DataError
-from plain_vit.image_files import UNREADABLE, open_image, orientation, reason, upright
+from plain_vit.files.images import UNREADABLE, open_image, orientation, reason, upright
 
 MOST_BYTES = 190_000_000  # of a decoded image and its conversion to RGB
 BYTES_PER_PIXEL = {"RGB": 4, "1": 5, "L": 5, "P": 5}  # as Pillow stores it, and 4 for the RGB image made of it

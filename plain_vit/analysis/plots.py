@@ -26,8 +26,8 @@ from plain_vit.analysis.drawing import aspect, blank, label_below, short_number,
 from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity, ResampledPositions
 from plain_vit.analysis.inspection import TokenLayout
 from plain_vit.analysis.words import class_labels, drawable, one_line, plain_figure
-from plain_vit.extras import needs
 from plain_vit.scores import REGRESSION, scores
+from plain_vit.system.extras import needs
 
 with needs("plain-vit[analysis]"):
     from matplotlib.axes import Axes

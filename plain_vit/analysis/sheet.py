@@ -32,9 +32,9 @@ from plain_vit.analysis.results import displayable, predict
 from plain_vit.analysis.streams import average_over_images, pixel_batches
 from plain_vit.analysis.words import class_labels, distinct_labels, lacking_letters
 from plain_vit.errors import AnalysisError, DataError
-from plain_vit.extras import needs
+from plain_vit.files.place_names import public_name, public_paths
 from plain_vit.files.staging import staged_folder
-from plain_vit.place_names import public_name, public_paths
+from plain_vit.system.extras import needs
 
 with needs("plain-vit[analysis]"):
     from matplotlib.figure import Figure

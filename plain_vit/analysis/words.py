@@ -12,7 +12,7 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 from plain_vit.errors import printable
-from plain_vit.extras import needs
+from plain_vit.system.extras import needs
 
 with needs("plain-vit[analysis]"):
     import matplotlib

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..errors import DataError
-from ..extras import needs
+from ..system.extras import needs
 
 with needs("plain-vit[train]"):
     from sklearn.decomposition import PCA

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError, listed
-from ..extras import needs
 from ..files.texts import parse_json, read_small_file
-from ..training.bulk_inference import MANIFEST
+from ..inference.bulk import MANIFEST
+from ..system.extras import needs
 from ..training.data.datasets import Labels, labels_of
 from ..training.models import matching_classes
 

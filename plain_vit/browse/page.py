@@ -13,9 +13,9 @@ import numpy as np
 
 from ..analysis.page import html_page, html_table, plain_text
 from ..errors import DataError, counted, in_bytes, printable
-from ..extras import needs
+from ..files.place_names import public_name, public_paths
 from ..files.staging import staged_folder
-from ..place_names import public_name, public_paths
+from ..system.extras import needs
 from .arrays import nearest_neighbours, of_unit_length, principal_map, similar_together, umap_map
 from .images import Images, Shards, places_of, read_images, with_model_classes, with_predictions
 from .thumbnails import COLUMNS, PER_FILE, TILE, Stored, write_thumbnails

@@ -8,7 +8,7 @@ from typing import Any
 
 import PIL.Image
 
-from ..image_files import UNREADABLE, decoding, open_image
+from ..files.images import UNREADABLE, decoding, open_image
 from ..training.data.decoding import decode_image, name_broken
 
 TILE, COLUMNS = 96, 10  # pixels of a side; thumbnails in a row, and rows, of a file

@@ -17,11 +17,8 @@ from ..errors import AmbiguousCheckpointError, ExportError, OutputError, PlainVi
 from ..files.staging import staged_file, staged_folder
 from .compare_modules import MASKED
 from .format import Hints
-from .inference_engines import Engine, EngineExport, EngineOptions, to_engine
-from .onnx_runtime import OnnxRuntime
 from .open import inspect_checkpoint
-from .openvino_runtime import OpenVino
-from .sources import format_named
+from .registry import format_named
 from .unseen import Described, class_names, unseen_differences
 
 
@@ -41,7 +38,6 @@ class Droppable(NamedTuple):
     reason: str
 
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (OnnxRuntime(), OpenVino())}
 DROPPABLE = {
     "mask_token": Droppable(
         "use_mask_token",
@@ -85,42 +81,29 @@ def to_checkpoint(
     force: bool = False,
     sources: Iterable[str | os.PathLike[str]] = (),
     drop: Collection[str] = (),
-    engine_options: EngineOptions | None = None,
-) -> Export | EngineExport:
-    """Write our model as a checkpoint of another package, with every tensor bit for bit; or as the graph of an engine.
+) -> Export:
+    """Write our model as a checkpoint of another package, with every tensor bit for bit.
 
     Args:
         model: A `PlainViTForImageClassification`, or a `PlainViTModel`; for transformers also a
             `PlainViTForMaskedImageModeling`.
         path: A new file or folder, depending on the format: `.pt` or `.safetensors` for vit_pytorch, a folder for timm
             and transformers.
-        format: One of `FORMATS`; its package is not needed. Or one of `ENGINES`, "onnx" or "openvino", whose packages
-            are: the graph is run, and refused if an output differs.
+        format: One of `FORMATS`; its package is not needed.
         image_processor: The processor to write with the model, if the format supports it.
         layout: The layout of the format, such as the release of vit-pytorch or the class of transformers (default: the
             latest, or the first class that can represent the model).
         force: Replace an existing output.
         sources: Files and folders that the model came from, which the output must not replace.
         drop: Names in `DROPPABLE` of parts to drop, if the target cannot represent them.
-        engine_options: Of an engine: precision, sizes, images for int8, tolerance (default: float32, the model's size).
 
     Returns:
-        The path written, and the dropped parts, or what was measured.
+        The path written, the dropped parts, and what is not as in the model when it is opened again.
 
     Raises:
         ExportError: lists every part that the target cannot represent, and which of them can be dropped.
-        VerificationError: An output of an engine's graph differs by more than the tolerance.
         OutputError: It cannot be written; the previous content is unchanged.
     """
-    if format in ENGINES:
-        if layout is not None or drop:
-            raise ExportError(f"{format} is an engine, which has no layouts and stores no tensor that no output needs")
-        return to_engine(
-            model, path, engine=ENGINES[format], options=engine_options or EngineOptions(),
-            image_processor=image_processor, force=force, sources=sources,
-        )  # fmt: skip
-    if engine_options is not None:
-        raise ExportError(f"engine_options are for {' and '.join(ENGINES)}, not for {format}: leave them out")
     target, (config, tensors) = format_named(format), our_tensors(model, drop)
     suffix = Path(path).suffix
     if target.suffixes and suffix not in target.suffixes:

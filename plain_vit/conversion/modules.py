@@ -22,7 +22,7 @@ from .format import Format, Hints, check_hints, label_fields, name_labels
 from .heads import check_live_head, dropout_of, read_live_head
 from .live_modules import check_unaltered, find_model
 from .plan import fill_module, without_empty_head
-from .sources import FORMATS, format_named
+from .registry import FORMATS, format_named
 from .unseen import class_names
 
 

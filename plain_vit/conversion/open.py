@@ -28,6 +28,7 @@ from ..errors import (
     counted,
     option_words,
 )
+from ..files.other_files import is_exported
 from ..files.reading import (
     ADAPTER_CONFIG,
     Checkpoint,
@@ -41,14 +42,13 @@ from ..files.tensors import LazyTensors
 from .engine import Row
 from .format import HEAD, UNSEEN, Description, Format, Hints, Inference, check_hints, name_labels
 from .heads import read_heads
-from .inference_engines import is_exported
 from .parity import compare_models, probe_images
 from .plan import ConversionPlan, SourceModule
 from .recognition import recognise, refuse_adapters, refuse_settings, refuse_unknown_architecture, require
 from .reference import ForeignCheckpoint, Reference
+from .registry import FORMATS, format_named
 from .report import REFERENCE, TOLERANCE, Converted, Report
-from .sources import FORMATS, format_named
-from .transformers.pixels import processor_from_transformers
+from .sources.transformers.pixels import processor_from_transformers
 
 NAME_OF_A_TENSOR = re.compile(r"[./]")
 MAX_SHARD_SIZE = "50GB"  # the default of transformers
@@ -154,7 +154,7 @@ def inspect_checkpoint(
     if is_exported(source):
         raise CheckpointError(
             f"{source} was exported to an engine, and is no checkpoint: open it with "
-            "plain_vit.conversion.open_exported, or give the model that it was exported from"
+            "plain_vit.inference.open_exported, or give the model that it was exported from"
         )
     said = {name: value for name, value in hints.given().items() if name != "id2label"}  # names do not fit in a command
     options = {"format": format, "revision": revision, **said}

@@ -20,7 +20,7 @@ from ..errors import VerificationError
 from ..layers_plain_vit import cut_patches
 from .format import Probes
 from .infer import pair
-from .sources import FORMATS
+from .registry import FORMATS
 
 # Ours, and transformers' ViT.
 OURS = Probes("embeddings.patch_embeddings", "layers.{}", "layernorm")

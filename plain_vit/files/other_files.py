@@ -4,6 +4,7 @@ They are known by their first bytes, by their names where the bytes say little, 
 more of them is read.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Collection
@@ -18,6 +19,9 @@ BEFORE_5 = (
     "Version 4 of transformers converts it, with {0} installed: CLASS.from_pretrained({{python}}, from_{1}=True)"
     ".save_pretrained('converted'), where CLASS is the class that config.json names"
 )
+
+
+DESCRIPTION = "engine.json"  # of a folder that was exported to an inference engine
 
 
 class Other(NamedTuple):
@@ -103,6 +107,12 @@ def described_file(path: Path, start: bytes) -> str | None:
 def is_part_of_dcp(path: Path) -> bool:
     """Return whether a file has the name of a part of a checkpoint of torch.distributed.checkpoint."""
     return path.suffix == ".distcp" or path.name == ".metadata"
+
+
+def is_exported(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a folder that was exported to an engine, with no checkpoint beside the graph."""
+    exported = os.path.isfile(Path(path, DESCRIPTION))  # False for a name that cannot be
+    return exported and not any(any(Path(path).glob(names)) for names in ("*.safetensors", "pytorch_model*.bin"))
 
 
 def described_archive(members: Collection[str]) -> str | None:

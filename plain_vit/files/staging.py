@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import OutputError, OutputExistsError, listed
-from ..system import HeldInterrupts, exchange_names, sync
+from ..system.calls import HeldInterrupts, exchange_names, sync
 from .marks import TRAVELLING, is_untouched
 
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)

@@ -16,8 +16,8 @@ from ..errors import CheckpointError, shortened
 from ..files.marks import is_untouched, marked
 from ..files.safetensors import open_safetensors
 from ..files.texts import parse_json
-from ..markdown import code, fenced, one_line, plain
-from ..model_card import CARD, PLACEHOLDER, is_repo_id, metadata_of
+from .card import CARD, PLACEHOLDER, is_repo_id, metadata_of
+from .markdown import code, fenced, one_line, plain
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)[\\/]snapshots[\\/]")  # a folder of the Hub's cache

@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from ..errors import PushRefusedError
-from ..model_card import CARD
+from .card import CARD
 from .files import PICTURES, TEXTS, faults_of_text, look_into
 from .opening import Opened
 from .search import secrets_in

@@ -24,7 +24,7 @@ from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from ..errors import CheckpointError, HubError, PlainViTError, printable
 from ..files.marks import is_untouched
-from ..model_card import CARD
+from .card import CARD
 from .contents import NO_PART, Contents
 
 TRIES = 4

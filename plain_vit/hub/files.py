@@ -6,8 +6,8 @@ from io import BytesIO
 from pathlib import Path
 
 from ..errors import CheckpointError
+from ..files.images import UNREADABLE, open_image, reason, upright
 from ..files.safetensors import open_safetensors
-from ..image_files import UNREADABLE, open_image, reason, upright
 from .search import secrets_in
 
 WEIGHTS = ".safetensors"

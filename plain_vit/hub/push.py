@@ -18,7 +18,7 @@ from ..configuration_plain_vit import PlainViTConfig
 from ..errors import CheckpointError, HubError, PushRefusedError
 from ..files.marks import is_untouched
 from ..files.reading import IMAGE_PROCESSOR_CONFIG, PROCESSOR_CONFIG
-from ..model_card import CARD, ModelFacts, addressed, card_text
+from .card import CARD, ModelFacts, addressed, card_text
 from .contents import HOLDS, REPORT, Contents, gather
 from .delivery import Delivery, Push, delivered
 from .opening import Opened, open_folder, settings_alone

@@ -19,8 +19,6 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar, get_arg
 import yaml
 from transformers import HfArgumentParser
 
-import plain_vit_command
-
 from ..errors import AmbiguousCheckpointError, OutputError, PlainViTError, TrainingError
 from .recipes import RECIPES, describe_recipes, recipe_options
 
@@ -544,9 +542,14 @@ def run_script(run: Callable[[Options], object], kind: type[Options], *, descrip
         _end_with(OutputError(f"{error.filename or 'A file'} cannot be read or written: {error.strerror}."))
 
 
+def typed_program() -> str | None:
+    """Return the command that started this script, such as "plain-vit finetune"; None for the script itself."""
+    return getattr(sys.modules["__main__"], "PROGRAM", None)
+
+
 def _command_with_hints(arguments: Any) -> list[str]:
     """Return the command that was typed, with its hints about the model at its end."""
-    program = plain_vit_command.program
+    program = typed_program()
     words = program.split() if program else ["python", sys.argv[0]]
     is_hint = False
     for word in sys.argv[1:]:
@@ -600,8 +603,9 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
     of_recipes = {name for recipe in RECIPES.values() for name in recipe.options}
     merged = {name: given for name, given in merged.items() if given != [TAKEN_BACK] or name not in of_recipes}
     groups: list[Any] = [group for group in reversed(kind.__mro__) if "_argument_group_name" in vars(group)]
-    prog = plain_vit_command.program
-    parser = HfArgumentParser(groups, prog=prog, description=description, formatter_class=Help, allow_abbrev=False)
+    parser = HfArgumentParser(
+        groups, prog=typed_program(), description=description, formatter_class=Help, allow_abbrev=False
+    )
     if "recipe" in known:
         recipes = describe_recipes()  # argparse prints a version and exits
         parser.add_argument("--list_recipes", action="version", version=recipes, help="describe the recipes and exit")

@@ -21,10 +21,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import TrainingError
-from ..extras import needs
 from ..files.staging import staged_file
 from ..heads_plain_vit import QueryPooler
 from ..modeling_plain_vit import PlainViTForImageClassification
+from ..system.extras import needs
 from .optimization import learning_rate_factor
 from .probing import EPSILON, LEARNING_RATES
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
-from ..extras import needs
+from ..system.extras import needs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

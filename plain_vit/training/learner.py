@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..errors import TrainingError
-from ..extras import needs
+from ..system.extras import needs
 from .arguments import RECORDING_MODES, LoopOptions
 from .gradients import clip_adaptively, repeat_uphill
 from .hardware.precision import train_on_copies

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from ..errors import TrainingError, counted
-from ..extras import needs
 from ..files.manifest import manifest_problem, write_manifest
 from ..files.staging import staged_folder
+from ..system.extras import needs
 from .arguments import LoopOptions, as_yaml, check_options
 from .data.decoding import UnreadableImages
 from .data.inputs import count_images

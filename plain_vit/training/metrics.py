@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..csv_files import csv_table
 from ..errors import TrainingError
-from ..extras import needs
+from ..files.csv import csv_table
+from ..system.extras import needs
 from .data.inputs import model_inputs
 
 with needs("plain-vit[train]"):

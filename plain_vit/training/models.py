@@ -25,15 +25,14 @@ from transformers import (
 
 from ..configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from ..conversion import from_checkpoint
-from ..conversion.engine_models import EngineModel, open_with_processor
 from ..conversion.format import EXPECTED
-from ..conversion.inference_engines import is_exported
 from ..errors import CheckpointError, DataError, PlainViTError, TrainingError, few, listed
-from ..extras import needs
+from ..files.other_files import is_exported
 from ..image_processing_plain_vit import PlainViTImageProcessor, SourcePreprocessing
 from ..modeling_plain_vit import PlainViTForImageClassification
 from ..packed_plain_vit import tokens_of
 from ..positions_plain_vit import GridTables
+from ..system.extras import needs
 from .arguments import ProblemType
 from .data.augmentation import input_size, pixel_levels
 from .data.inputs import max_num_patches_of
@@ -456,16 +455,13 @@ def head_of(model: PreTrainedModel) -> set[str]:
 
 
 def weights_hash(model: nn.Module, *, without: Container[str] = ()) -> str:
-    """Return a hash of all weights with their names, or of a graph, as 16 hexadecimal digits.
+    """Return a hash of all weights with their names, as 16 hexadecimal digits.
 
     Args:
-        model: a model, or a graph of an engine.
+        model: a model.
         without: names of tensors that do not count.
     """
     digest = hashlib.sha256()
-    if isinstance(model, EngineModel):
-        for content in model.files.graph.values():
-            digest.update(hashlib.sha256(content).digest())
     for name, tensor in sorted(model.state_dict().items()):
         if name not in without:
             digest.update(name.encode())
@@ -576,7 +572,6 @@ def open_classifier(
     *,
     trust_remote_code: bool = False,
     hints: Mapping[str, Any] | None = None,
-    batch_size: int | None = None,
 ) -> tuple[PreTrainedModel, Any]:
     """Open a classifier with its head.
 
@@ -584,22 +579,15 @@ def open_classifier(
         source: a transformers folder or Hub id, or another library's checkpoint.
         trust_remote_code: run code that comes with the checkpoint.
         hints: settings that another library's checkpoint lacks, as arguments of `from_checkpoint`.
-        batch_size: open a folder exported to an engine too, and expect as many images per batch (default: refuse it).
 
     Returns:
-        The model, in float32 or in its engine, and its image processor.
+        The model in float32, and its image processor.
 
     Raises:
-        CheckpointError: It was exported to an engine, and no batch size is given.
+        CheckpointError: It was exported to an engine.
         TrainingError: It has no head or no image processor, or its config makes the hints superfluous.
     """
-    if batch_size is not None and is_exported(source):
-        if hints:
-            raise TrainingError(f"{source} was exported to an engine: omit {', '.join(hints)}.")
-        model, processor = open_with_processor(source, batch_size=batch_size)
-        missing = [] if isinstance(model, PlainViTForImageClassification) else ["classifier"]
-    else:
-        model, processor, missing = _stored(source, trust_remote_code=trust_remote_code, hints=hints or {})
+    model, processor, missing = _stored(source, trust_remote_code=trust_remote_code, hints=hints or {})
     if missing or processor is None:
         lacking = few(missing) or "an image processor"
         raise TrainingError(f"{source} lacks {lacking}: give a fine-tuned classifier.")

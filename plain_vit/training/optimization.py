@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.swa_utils import AveragedModel
 
 from ..errors import TrainingError
-from ..extras import needs
+from ..system.extras import needs
 from .arguments import StepOptions
 
 with needs("plain-vit[train]"):

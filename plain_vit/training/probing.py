@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import DataError, TrainingError
-from ..extras import needs
+from ..system.extras import needs
 from .data.inputs import model_inputs
 from .models import head_of
 from .optimization import learning_rate_factor

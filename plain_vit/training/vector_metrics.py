@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..csv_files import csv_table
 from ..errors import TrainingError
-from ..extras import needs
+from ..files.csv import csv_table
 from ..scores import MULTI_LABEL, REGRESSION, scores
+from ..system.extras import needs
 from .data.inputs import model_inputs
 from .metrics import Calibration, metric_text
 

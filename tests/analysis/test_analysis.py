@@ -15,13 +15,7 @@ from PIL import Image
 from torch import nn
 from transformers import pipeline
 
-from plain_vit import (
-    PlainViTConfig,
-    PlainViTForImageClassification,
-    PlainViTModel,
-    inference,
-    prepare_for_inference,
-)
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel, prepare_for_inference
 from plain_vit.analysis import (
     attention_distance,
     attention_maps,
@@ -50,10 +44,11 @@ from plain_vit.analysis import (
 )
 from plain_vit.analysis.attention import SIGNED
 from plain_vit.analysis.readout import NOT_READ_OUT, READOUTS
-from plain_vit.conversion.engine_models import EngineModel
 from plain_vit.errors import AnalysisError
 from plain_vit.heads_plain_vit import POOLERS
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
+from plain_vit.inference import prepared as inference
+from plain_vit.inference.engine_models import EngineModel
 from tests.conftest import randomize_
 from tests.releases import HAS_REGRESSION
 

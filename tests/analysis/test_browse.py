@@ -21,9 +21,9 @@ from sklearn.neighbors import NearestNeighbors
 
 from plain_vit.browse import DatasetOptions, arrays, write_page
 from plain_vit.browse.thumbnails import COLUMNS, TILE, thumbnail
-from plain_vit.cli import main
 from plain_vit.errors import DataError, OutputError, OutputExistsError
 from plain_vit.training.data import load_splits
+from plain_vit_command import main
 from tests.inference.test_bulk_inference import extract, images, model, predict  # noqa: F401
 
 COUNT, WIDTH = 7, 5

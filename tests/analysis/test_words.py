@@ -34,7 +34,7 @@ from plain_vit.analysis import (
 )
 from plain_vit.analysis.inspection import TokenLayout
 from plain_vit.analysis.words import class_labels, distinct_labels, drawable, lacking_letters, plain_figure
-from plain_vit.cli import main
+from plain_vit_command import main
 from tests.sizes import draws
 
 RAREST = "\U00012000"  # a cuneiform sign, which the fonts of matplotlib do not have

@@ -15,9 +15,9 @@ import safetensors.torch
 import torch
 
 from plain_vit import PlainViTForImageClassification
-from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import CheckpointError, PlainViTError
+from plain_vit_command import main
 from tests import ROOT
 from tests.files.bad_files import BAD_FILES, PAYLOAD
 from tests.sizes import few

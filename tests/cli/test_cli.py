@@ -25,7 +25,7 @@ from transformers import AutoModelForImageClassification
 
 import plain_vit
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, cli
-from plain_vit.cli import main, read_labels
+from plain_vit.cli import read_labels
 from plain_vit.conversion import from_checkpoint
 from plain_vit.conversion.format import Hints, Inference
 from plain_vit.errors import (
@@ -41,7 +41,7 @@ from plain_vit.errors import (
 )
 from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.glyphs import CHARACTERS
-from plain_vit_command import HINTS, SCRIPTS, parser
+from plain_vit_command import HINTS, SCRIPTS, main, parser
 from tests.conftest import randomize_
 from tests.sizes import few
 from tests.tiny import tiny_config

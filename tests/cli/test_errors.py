@@ -10,8 +10,8 @@ import torch
 from hypothesis import strategies
 
 from plain_vit import errors
-from plain_vit.cli import main
 from plain_vit.errors import LONGEST_LINE, MOST_LINES, PlainViTError, printable
+from plain_vit_command import main
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PlainViTError)]
 ACTING = "\x1b]0;title\x07\x1b[2J\x1b[31m\r\x08\x9b31m\u202egnp.\u2028\udcff"

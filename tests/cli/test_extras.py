@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from plain_vit.analysis.gradients import integrated_gradients
 from plain_vit.errors import MissingPackageError, PlainViTError
-from plain_vit.extras import needs
+from plain_vit.system.extras import needs
 from tests import ROOT
 from tests.sizes import few
 
@@ -75,7 +75,7 @@ def named(text: str) -> str:
 
 DRIVER = """
 import importlib, json, os, pkgutil, runpy, sys
-import plain_vit, plain_vit.conversion, plain_vit.hub, plain_vit.model_card
+import plain_vit, plain_vit.conversion, plain_vit.hub, plain_vit.hub.card
 from plain_vit.errors import PlainViTError
 
 modules, programs = {}, []

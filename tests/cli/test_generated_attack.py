@@ -35,9 +35,9 @@ from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
-from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint, to_checkpoint
-from plain_vit.model_card import ModelFacts, write_card
+from plain_vit.hub.card import ModelFacts, write_card
+from plain_vit_command import main
 from tests.conftest import randomize_
 from tests.processes import in_a_process, kilobytes, processes, server
 from tests.sizes import draws, few

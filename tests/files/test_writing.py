@@ -24,7 +24,6 @@ from tqdm import tqdm
 from transformers import ViTConfig, ViTModel
 
 from plain_vit import PlainViTForImageClassification
-from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint, to_checkpoint
 from plain_vit.errors import OutputError, OutputExistsError
 from plain_vit.files import staging
@@ -32,6 +31,7 @@ from plain_vit.files.reading import read_checkpoint
 from plain_vit.files.safetensors import save_state_dict
 from plain_vit.files.staging import staged_file, staged_folder
 from plain_vit.files.tensors import LazyTensor, LazyTensors
+from plain_vit_command import main
 from tests.processes import in_a_process, kilobytes, processes
 from tests.sizes import NIGHTLY, draws
 from tests.tiny import tiny_config

@@ -26,7 +26,7 @@ from plain_vit import (
     PlainViTImageProcessor,
     PlainViTModel,
 )
-from plain_vit.model_card import ModelFacts, card_text
+from plain_vit.hub.card import ModelFacts, card_text
 from tests.sizes import draws
 from tests.tiny import tiny_config
 

@@ -21,13 +21,13 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
-from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import CheckpointError, HubError, MappingError, PushRefusedError
 from plain_vit.files.marks import is_untouched
 from plain_vit.hub import push_folder
+from plain_vit.hub.card import ModelFacts, write_card
 from plain_vit.hub.contents import LIMIT_BYTES
-from plain_vit.model_card import ModelFacts, write_card
+from plain_vit_command import main
 from tests.conftest import randomize_
 from tests.hub.endpoint import HubEndpoint
 from tests.processes import in_a_process

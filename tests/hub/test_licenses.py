@@ -10,9 +10,9 @@ import torch
 import vit_pytorch
 from huggingface_hub import snapshot_download
 
-from plain_vit.cli import main
 from plain_vit.hub import push_folder
-from plain_vit.licenses import MOST_BYTES, MOST_FILES, copy_license_files
+from plain_vit.hub.licenses import MOST_BYTES, MOST_FILES, copy_license_files
+from plain_vit_command import main
 from tests.hub.endpoint import HubEndpoint
 
 TEXTS = {

@@ -18,12 +18,12 @@ from markdown_it import MarkdownIt
 from PIL import Image
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
-from plain_vit.cli import main
 from plain_vit.conversion.parity import StageDifference
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError
 from plain_vit.files.marks import is_untouched
-from plain_vit.markdown import code, one_line, plain
-from plain_vit.model_card import ModelFacts, addressed, source_facts, write_card
+from plain_vit.hub.card import ModelFacts, addressed, source_facts, write_card
+from plain_vit.hub.markdown import code, one_line, plain
+from plain_vit_command import main
 from tests.hub.endpoint import HubEndpoint, metadata_faults
 from tests.sizes import draws
 from tests.tiny import tiny_config

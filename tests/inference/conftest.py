@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plain_vit.conversion import inference_engines
+from plain_vit.inference import engines as inference_engines
 from plain_vit.training.models import weights_hash
 
 PROGRAMS: dict[Any, Any] = {}

@@ -33,15 +33,14 @@ from transformers import (
 )
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
-from plain_vit.cli import main
-from plain_vit.csv_files import csv_table
 from plain_vit.errors import DataError, OutputExistsError, TrainingError
-from plain_vit.inference import simplify
-from plain_vit.training import bulk_inference
-from plain_vit.training.bulk_inference import MANIFEST, SHARDS, THREADS, Parts, Shard, features_of, with_columns
+from plain_vit.files.csv import csv_table
+from plain_vit.inference import bulk as bulk_inference
+from plain_vit.inference.bulk import MANIFEST, SHARDS, THREADS, Parts, Shard, features_of, with_columns
+from plain_vit.inference.prepared import simplify
 from plain_vit.training.data import decoding
 from plain_vit.training.models import processor_settings
-from plain_vit_command import FEATURES
+from plain_vit_command import FEATURES, main
 from tests.conftest import randomize_
 from tests.processes import in_a_process, server
 from tests.sizes import few

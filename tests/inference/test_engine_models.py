@@ -25,13 +25,15 @@ from plain_vit import (
     PlainViTForMaskedImageModeling,
     PlainViTImageProcessor,
     PlainViTModel,
-    inference,
     prepare_for_inference,
 )
-from plain_vit.cli import main
-from plain_vit.conversion import EngineOptions, from_checkpoint, open_exported, openvino_runtime, to_checkpoint
+from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import CheckpointError, ExportError, OutputExistsError, PreparedModelError, TrainingError
+from plain_vit.inference import EngineOptions, open_exported, openvino_runtime, to_engine
+from plain_vit.inference import prepared as inference
+from plain_vit.inference.engine_models import EngineModel
 from plain_vit.training.models import weights_hash
+from plain_vit_command import main
 from tests import tiny
 from tests.processes import run_forked
 from tests.sizes import draws, few
@@ -75,7 +77,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path
         model.save_pretrained(folder / name)
         processor.save_pretrained(folder / name)
         for engine in ENGINES:
-            to_checkpoint(model, folder / f"{name}-{engine}", format=engine, image_processor=processor)
+            to_engine(model, folder / f"{name}-{engine}", engine=engine, image_processor=processor)
     return folder
 
 
@@ -144,7 +146,7 @@ def test_threads_that_share_a_model_get_the_numbers_of_one(folders: Path) -> Non
         import sys, torch
         from concurrent.futures import ThreadPoolExecutor
         from plain_vit import PlainViTForImageClassification, prepare_for_inference
-        from plain_vit.conversion import open_exported
+        from plain_vit.inference import open_exported
         torch.set_num_threads(2)
         torch.set_grad_enabled(False)
         model = PlainViTForImageClassification.from_pretrained(sys.argv[1])
@@ -172,7 +174,7 @@ def test_threads_that_share_a_model_get_the_numbers_of_one(folders: Path) -> Non
 def test_threads_that_open_their_first_model_at_once_share_one_core(folders: Path) -> None:
     program = """
         import sys, threading, time, openvino
-        from plain_vit.conversion import open_exported
+        from plain_vit.inference import open_exported
         made, begin, all_at_once = [], openvino.Core.__init__, threading.Barrier(2)
         def counted(core, *args):
             made.append(core)
@@ -221,8 +223,8 @@ def test_batches_of_the_expected_size_run_in_a_graph_of_that_shape(
 def test_streams_with_other_numbers_than_one_stream_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    to_checkpoint(build(), tmp_path / "one", format="openvino")
-    to_checkpoint(build(hidden_act="relu"), tmp_path / "other", format="openvino")
+    to_engine(build(), tmp_path / "one", engine="openvino")
+    to_engine(build(hidden_act="relu"), tmp_path / "other", engine="openvino")
     compile_model = openvino.Core.compile_model
 
     def spoilt(core: Any, graph: Any, device: str, settings: dict[str, Any]) -> Any:
@@ -245,13 +247,13 @@ def test_streams_have_the_numbers_of_the_model_in_every_process(tmp_path: Path) 
     """Where streams made their kernels at the same time, 4 to 12% of processes computed wrong numbers."""
     config = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 2}
     model = build(image_size=224, patch_size=16, **config)
-    to_checkpoint(model, tmp_path / "graph", format="openvino")
+    to_engine(model, tmp_path / "graph", engine="openvino")
     images = pixels(8, 224, 224)
     with torch.no_grad():
         torch.save({"images": images, "logits": model(images).logits}, tmp_path / "expected")
     program = """
         import sys, torch
-        from plain_vit.conversion import open_exported
+        from plain_vit.inference import open_exported
         torch.set_num_threads(2)
         expected = torch.load(sys.argv[2])
         found = open_exported(sys.argv[1], batch_size=8)(expected["images"]).logits
@@ -303,15 +305,19 @@ def prepared_models(traced_once: None) -> dict[str, Any]:
         return {engine: prepare_for_inference(build(), engine=engine, batch_size=2) for engine in ["torch", *ENGINES]}
 
 
+def hash_of(model: Any) -> str:
+    return model.files.hash() if isinstance(model, EngineModel) else weights_hash(model)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_copies_and_pickles_run_the_same_graph(engine: str, prepared_models: dict[str, Any], folders: Path) -> None:
     for model in (prepared_models[engine], open_exported(folders / f"encoder-{engine}")):
         model.config.return_dict = False
         for found in (copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(copy.deepcopy(model)))):
-            assert weights_hash(found) == weights_hash(model)
+            assert hash_of(found) == hash_of(model)
             assert all(map(torch.equal, found(pixels()), model(pixels())))
-            assert weights_hash(found) == weights_hash(model)
+            assert hash_of(found) == hash_of(model)
             with pytest.raises(PreparedModelError, match="24 x 56 pixels"):
                 found(pixels(1, 40, 28))
         model.config.return_dict = True
@@ -400,7 +406,7 @@ def test_signals_arrive_after_models_have_come_and_gone(folders: Path) -> None:
     """Two `openvino.Core` that end in the order in which they began leave signals a stack that is gone."""
     program = """
         import gc, os, signal, sys
-        from plain_vit.conversion import open_exported
+        from plain_vit.inference import open_exported
         opened = [open_exported(sys.argv[1]) for _ in range(2)]
         while opened:
             del opened[0]
@@ -439,7 +445,7 @@ def test_what_a_graph_does_not_have_is_refused(engine: str, folders: Path) -> No
 @pytest.mark.slow
 def test_a_graph_of_any_size_takes_multiples_of_the_patches_only(tmp_path: Path) -> None:
     model = build(num_hidden_layers=1)
-    to_checkpoint(model, tmp_path / "any", format="onnx", engine_options=EngineOptions(dynamic_size=True))
+    to_engine(model, tmp_path / "any", engine="onnx", options=EngineOptions(dynamic_size=True))
     opened: Any = open_exported(tmp_path / "any")
     images = pixels(2, 40, 28)
     with torch.no_grad():
@@ -583,7 +589,7 @@ def test_a_graph_in_int8_is_run_from_its_folder_with_the_numbers_of_openvino(
     processor = PlainViTImageProcessor.from_pretrained(folders / "classifier")
     # Random weights suffer more from int8 than trained ones: what is tested here is that the graph of the folder runs.
     options = EngineOptions(precision="int8", calibration=images, tolerance=1.0)
-    to_checkpoint(model, tmp_path / "int8", format="openvino", image_processor=processor, engine_options=options)
+    to_engine(model, tmp_path / "int8", engine="openvino", image_processor=processor, options=options)
     plain, fast = run_both(
         prediction.predict, prediction.PredictArguments, tmp_path,
         {"model": str(folders / "classifier"), "dataset": str(images)}, model=str(tmp_path / "int8"),

@@ -18,15 +18,15 @@ from plain_vit import (
     PlainViTForImageClassification,
     PlainViTForMaskedImageModeling,
     PlainViTModel,
-    environment,
-    inference,
     prepare_for_inference,
 )
 from plain_vit.attention_plain_vit import FAST_ATTENTION, PlainViTAttention
-from plain_vit.cuda_graphs import CudaGraphs, is_unseen
 from plain_vit.errors import PreparedModelError
-from plain_vit.inference import JoinedAttention, PackedLinear, simplify
+from plain_vit.inference import prepared as inference
+from plain_vit.inference.cuda_graphs import CudaGraphs, is_unseen
+from plain_vit.inference.prepared import JoinedAttention, PackedLinear, simplify
 from plain_vit.layers_plain_vit import LayerScale
+from plain_vit.system import environment
 from tests.conftest import randomize_
 from tests.sizes import few
 from tests.tiny import VARIATIONS, build, difference, in_turn, pixels, tiny_config

@@ -20,13 +20,13 @@ from plain_vit import (
     PlainViTImageProcessor,
     PlainViTModel,
 )
-from plain_vit.cli import main
-from plain_vit.conversion import EngineOptions, inference_engines, onnx_runtime, to_checkpoint
-from plain_vit.conversion.calibration import image_sets
-from plain_vit.conversion.engine_checks import relative_difference
-from plain_vit.conversion.export import ENGINES
 from plain_vit.errors import DataError, ExportError, MissingPackageError, VerificationError
-from plain_vit_command import ENGINE_OPTIONS, PRECISIONS
+from plain_vit.inference import EngineOptions, onnx_runtime, to_engine
+from plain_vit.inference import engines as inference_engines
+from plain_vit.inference.calibration import image_sets
+from plain_vit.inference.engine_checks import relative_difference
+from plain_vit.inference.engines import ENGINES
+from plain_vit_command import ENGINE_OPTIONS, PRECISIONS, main
 from plain_vit_command import ENGINES as NAMES
 from tests.conftest import randomize_
 from tests.sizes import NIGHTLY, few
@@ -69,7 +69,7 @@ def sizes_for(name: str, dynamic_size: bool) -> list[tuple[int, int, int]]:
 
 def check(model: Any, name: str, engine: str, dynamic_size: bool, folder: Path) -> None:
     options = EngineOptions(dynamic_size=dynamic_size)
-    exported: Any = to_checkpoint(model, folder, format=engine, engine_options=options)
+    exported: Any = to_engine(model, folder, engine=engine, options=options)
     run = runner(folder, engine)
     for size in sizes_for(name, dynamic_size):
         images = pixels(*size)
@@ -104,7 +104,7 @@ def test_every_variation_keeps_its_numbers(
 def test_a_model_that_does_not_pool_gives_its_tokens_alone(name: str, tmp_path: Path) -> None:
     config = tiny_config(**{**VARIATIONS[name], "num_hidden_layers": 1})
     features = randomize_(PlainViTModel(config, add_pooling_layer=False)).eval()
-    exported: Any = to_checkpoint(features, tmp_path / "features", format="onnx")
+    exported: Any = to_engine(features, tmp_path / "features", engine="onnx")
     assert [output["name"] for output in exported.description["outputs"]] == ["last_hidden_state"]
 
 
@@ -154,7 +154,7 @@ def test_the_command_writes_a_folder_that_others_open(
 
 
 def test_the_graph_of_onnx_has_the_names_and_the_opset_that_are_written(model: Any, tmp_path: Path) -> None:
-    to_checkpoint(model, tmp_path / "out", format="onnx")
+    to_engine(model, tmp_path / "out", engine="onnx")
     graph = onnx.load(tmp_path / "out" / "onnx" / "model.onnx")
     assert [value.name for value in graph.graph.input] == ["pixel_values"]
     assert [value.name for value in graph.graph.output] == ["logits"]
@@ -173,7 +173,7 @@ def test_weights_of_16_bits_halve_the_file_and_round_the_outputs(
     sizes = {}
     for each in ("float32", precision):
         options = EngineOptions(precision=each)
-        exported: Any = to_checkpoint(model, tmp_path / each, format=engine, engine_options=options)
+        exported: Any = to_engine(model, tmp_path / each, engine=engine, options=options)
         graph = tmp_path / each / exported.description["graph"]
         sizes[each] = (graph if engine == "onnx" else graph.with_suffix(".bin")).stat().st_size
     (output,) = exported.description["outputs"]
@@ -201,9 +201,9 @@ def test_int8_is_calibrated_on_half_of_the_images_and_measured_on_the_others(
     engine: str, model: Any, tmp_path: Path
 ) -> None:
     images = photographs(tmp_path / "images", LABELS)
-    exported: Any = to_checkpoint(
-        model, tmp_path / "out", format=engine, image_processor=processor(),
-        engine_options=EngineOptions(precision="int8", calibration=images, tolerance=0.5),
+    exported: Any = to_engine(
+        model, tmp_path / "out", engine=engine, image_processor=processor(),
+        options=EngineOptions(precision="int8", calibration=images, tolerance=0.5),
     )  # fmt: skip
     measured = exported.description["images"]
     assert (measured["setting"], measured["compared"]) == (11, 10)
@@ -250,12 +250,12 @@ def test_what_differs_is_refused_and_leaves_what_was_there(model: Any, tmp_path:
     out = tmp_path / "out"
     options = EngineOptions(precision="bfloat16", tolerance=1e-5)
     with pytest.raises(VerificationError, match=r"logits by .* where 1e-05 is allowed"):
-        to_checkpoint(model, out, format="onnx", engine_options=options)
+        to_engine(model, out, engine="onnx", options=options)
     assert list(tmp_path.iterdir()) == []
-    to_checkpoint(model, out, format="onnx")
+    to_engine(model, out, engine="onnx")
     before = (out / "onnx" / "model.onnx").read_bytes()
     with pytest.raises(VerificationError):
-        to_checkpoint(model, out, format="openvino", engine_options=options, force=True)
+        to_engine(model, out, engine="openvino", options=options, force=True)
     assert (out / "onnx" / "model.onnx").read_bytes() == before
     assert list(tmp_path.iterdir()) == [out]
 
@@ -276,7 +276,7 @@ def test_weights_beyond_the_limit_of_a_file_are_beside_it(
     precision: str, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_runtime, "LARGEST_FILE", 1000)
-    to_checkpoint(model, tmp_path / "out", format="onnx", engine_options=EngineOptions(precision=precision))
+    to_engine(model, tmp_path / "out", engine="onnx", options=EngineOptions(precision=precision))
     files = {path.name: path.stat().st_size for path in (tmp_path / "out" / "onnx").iterdir()}
     assert files.keys() == {"model.onnx", "model.onnx_data"}
     assert files["model.onnx_data"] > 1000
@@ -285,14 +285,14 @@ def test_weights_beyond_the_limit_of_a_file_are_beside_it(
     with torch.no_grad():
         expected = model(pixels()).logits
     assert difference(runner(tmp_path / "out", "onnx")(pixels())["logits"], expected) < 0.05
-    to_checkpoint(model, tmp_path / "openvino", format="openvino")
+    to_engine(model, tmp_path / "openvino", engine="openvino")
 
 
 @pytest.mark.parametrize("kind", [PlainViTBackbone, PlainViTForMaskedImageModeling])
 @pytest.mark.parametrize("engine", ["onnx", "openvino"])
 def test_models_with_other_outputs_are_refused(kind: Any, engine: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=f"{kind.__name__} has no graph"):
-        to_checkpoint(build(kind=kind), tmp_path / "out", format=engine)
+        to_engine(build(kind=kind), tmp_path / "out", engine=engine)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -301,11 +301,9 @@ def test_contradictory_options_are_refused_before_any_work(saved: Path, tmp_path
     patches = PlainViTImageProcessor(patch_size=8, max_num_patches=20)
     images = photographs(tmp_path / "images", ["x"])
     with pytest.raises(ExportError, match="images of many sizes"):
-        to_checkpoint(model, out, format="onnx", image_processor=patches)
-    with pytest.raises(ExportError, match="no layouts"):
-        to_checkpoint(model, out, format="onnx", layout="vit")
-    with pytest.raises(ExportError, match="engine_options are for onnx and openvino, not for timm"):
-        to_checkpoint(model, out, format="timm", engine_options=EngineOptions())
+        to_engine(model, out, engine="onnx", image_processor=patches)
+    with pytest.raises(ExportError, match="engine is 'timm': expected onnx or openvino"):
+        to_engine(model, out, engine="timm")
     with pytest.raises(ExportError, match="precision is 'int4'"):
         EngineOptions(precision="int4")
     with pytest.raises(ExportError, match="needs images"):
@@ -314,7 +312,7 @@ def test_contradictory_options_are_refused_before_any_work(saved: Path, tmp_path
         EngineOptions(calibration=images)
     options = EngineOptions(precision="int8", calibration=images)
     with pytest.raises(ExportError, match="need an image processor"):
-        to_checkpoint(model, out, format="onnx", engine_options=options)
+        to_engine(model, out, engine="onnx", options=options)
     with pytest.raises(SystemExit):
         main(["export", str(saved), str(out), "--to", "timm", "--precision", "float16"])
     assert main(["export", str(saved), str(out), "--to", "onnx", "--precision", "int8"]) == ExportError.exit_code
@@ -328,7 +326,7 @@ def test_a_missing_package_is_named_with_what_to_install(
     monkeypatch.setitem(sys.modules, package, None)
     options = EngineOptions(precision="int8", calibration=tmp_path) if package == "nncf" else EngineOptions()
     with pytest.raises(MissingPackageError, match=rf'{package}.*: pip install "plain-vit\[engines\]"'):
-        to_checkpoint(build(), tmp_path / "out", format=engine, engine_options=options)
+        to_engine(build(), tmp_path / "out", engine=engine, options=options)
 
 
 def test_the_command_line_has_the_names_of_the_package() -> None:

@@ -29,8 +29,8 @@ from starlette.datastructures import Headers
 from transformers import pipeline
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor
-from plain_vit.cli import main
 from plain_vit.errors import CheckpointError
+from plain_vit_command import main
 from tests.conftest import randomize_
 from tests.processes import server
 from tests.releases import HAS_REGRESSION

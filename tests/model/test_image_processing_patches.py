@@ -10,8 +10,8 @@ from PIL import Image
 from transformers import AutoImageProcessor, Siglip2ImageProcessor, Siglip2ImageProcessorPil
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTImageProcessorPil
-from plain_vit.conversion.timm.pixels import processor_to_timm
-from plain_vit.conversion.transformers.pixels import stock_processor
+from plain_vit.conversion.sources.timm.pixels import processor_to_timm
+from plain_vit.conversion.sources.transformers.pixels import stock_processor
 from plain_vit.errors import ExportError
 from tests.conftest import randomize_
 from tests.tiny import difference, tiny_config

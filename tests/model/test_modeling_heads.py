@@ -32,7 +32,7 @@ from plain_vit import (
     PlainViTForMaskedImageModeling,
     PlainViTModel,
 )
-from plain_vit.adapters import LogitsOnly, token_reshaper
+from plain_vit.inference.adapters import LogitsOnly, token_reshaper
 from tests.conftest import randomize_
 from tests.releases import not_with_transformers
 from tests.tiny import SIZES, VARIATIONS, difference, pixels, tiny_config

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
-from plain_vit.conversion.transformers import installed
+from plain_vit.conversion.sources.transformers import installed
 from tests import ROOT
 from tests.sources.transformers_models import pixels_for, stage_differences, tiny_transformers, tolerance
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from plain_vit import PlainViTBackbone, PlainViTForImageClassification, PlainViTForMaskedImageModeling
-from plain_vit.adapters import LogitsOnly
+from plain_vit.inference.adapters import LogitsOnly
 from tests.conftest import randomize_
 from tests.sizes import NIGHTLY, few
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config

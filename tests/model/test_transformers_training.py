@@ -14,9 +14,9 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments, pipeline
 
 from plain_vit import PlainViTForImageClassification, PlainViTForMaskedImageModeling, PlainViTImageProcessor
-from plain_vit.adapters import register_lora_targets
-from plain_vit.cli import main
-from plain_vit.conversion import open_exported, to_checkpoint
+from plain_vit.inference import open_exported, to_engine
+from plain_vit.inference.adapters import register_lora_targets
+from plain_vit_command import main
 from tests import peers
 from tests.conftest import randomize_
 from tests.model import bare
@@ -172,7 +172,7 @@ def test_pipeline_command_and_graph_answer_as_the_labels_were_trained(
         expected = {name: 1 / (1 + np.exp(-value)) for name, value in expected.items()}
     answers = pipeline("image-classification", str(folder), top_k=7)(image)
     assert {answer["label"]: answer["score"] for answer in answers} == pytest.approx(expected, abs=1e-5)
-    to_checkpoint(model, exported, format="onnx", image_processor=processor)
+    to_engine(model, exported, engine="onnx", image_processor=processor)
     settings = json.loads((exported / "config.json").read_text())
     assert settings["problem_type"] == open_exported(exported).config.problem_type == problem
     for source in (folder, exported):

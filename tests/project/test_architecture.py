@@ -54,4 +54,4 @@ def test_images_are_opened_in_one_place_which_limits_their_size() -> None:
 
     opening = [path.relative_to(ROOT).as_posix() for path in (ROOT / "plain_vit").rglob("*.py") if opens(path)]
     # The image processor travels with checkpoints, and opens what its caller names, as the sources' loaders do.
-    assert sorted(opening) == ["plain_vit/image_files.py", "plain_vit/image_processing_plain_vit.py"]
+    assert sorted(opening) == ["plain_vit/files/images.py", "plain_vit/image_processing_plain_vit.py"]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plain_vit.cli import main
-from plain_vit.conversion.export import ENGINES
-from plain_vit.conversion.sources import FORMATS, format_named
+from plain_vit.conversion.registry import FORMATS, format_named
+from plain_vit.inference.engines import ENGINES
+from plain_vit_command import main
 from tests import ROOT
 from tests.sizes import few
 

@@ -27,8 +27,8 @@ RELATIVE_LINK = re.compile(r"\]\((?!https?://|#)([^)]*)\)")
 
 # The packages whose models are converted: imported where a live model of theirs is at hand or asked for.
 SOURCES = {"open-clip-torch", "timm", "vit-pytorch"}
-# What is imported only where it is there: `plain_vit.adapters` fills tables of peft on request, and one test runs with
-# torchao, which is installed by hand: it slows every start of transformers down.
+# What is imported only where it is there: `plain_vit.inference.adapters` fills tables of peft on request, and one test
+# runs with torchao, which is installed by hand: it slows every start of transformers down.
 WHERE_IT_IS = {"plain_vit/*.py": {"peft"}, "tests/**/*.py": {"torchao"}}
 
 

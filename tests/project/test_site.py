@@ -63,7 +63,7 @@ def read(page: Path) -> Loaded:
 
 def test_every_public_name_has_its_place_with_its_source(site: Path) -> None:
     listed = {module for _, modules in REFERENCE.values() for module in modules}
-    for module in ("plain_vit", "plain_vit.conversion", "plain_vit.analysis", "plain_vit.adapters"):
+    for module in ("plain_vit", "plain_vit.conversion", "plain_vit.analysis", "plain_vit.inference.adapters"):
         assert module in listed
         assert set(public_names(module)) == set(importlib.import_module(module).__all__)
     for page, (_, modules) in REFERENCE.items():

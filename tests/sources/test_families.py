@@ -20,8 +20,8 @@ from transformers.models.auto import configuration_auto, modeling_auto
 from vit_pytorch import learnable_memory_vit
 
 from plain_vit.conversion import from_module
-from plain_vit.conversion.transformers.families import ARCHITECTURES, CONTAINERS
-from plain_vit.conversion.vit_pytorch.modules import file_of
+from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, CONTAINERS
+from plain_vit.conversion.sources.vit_pytorch.modules import file_of
 from plain_vit.errors import AmbiguousCheckpointError, ExportError, PlainViTError
 from tests.conftest import randomize_
 from tests.sizes import draws, few

@@ -18,7 +18,7 @@ from transformers.image_utils import PILImageResampling
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
 from plain_vit.conversion import to_checkpoint
-from plain_vit.conversion.torchvision.source import TORCHVISION
+from plain_vit.conversion.sources.torchvision.source import TORCHVISION
 from plain_vit.errors import ExportError
 from tests.conftest import randomize_
 from tests.sizes import draws

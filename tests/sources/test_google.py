@@ -9,9 +9,9 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
-from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError, OutputError
+from plain_vit_command import main
 from tests.conftest import randomize_
 from tests.sources.google_models import (
     BIG_VISION,

@@ -15,10 +15,10 @@ from timm.models import save_for_hf
 from torch import nn
 
 from plain_vit import PlainViTForImageClassification, PlainViTModel
-from plain_vit.cli import main
 from plain_vit.conversion import convert_checkpoint, from_checkpoint, from_module, to_checkpoint
 from plain_vit.conversion.heads import dropout_of
 from plain_vit.errors import CheckpointError, ExportError
+from plain_vit_command import main
 from tests.conftest import randomize_
 from tests.peers import vit_pytorch_release
 from tests.sources.test_torchvision import tiny as tiny_torchvision

@@ -21,14 +21,14 @@ from torch import nn
 from plain_vit import PlainViTForImageClassification, PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
 from plain_vit.conversion.format import Hints
-from plain_vit.conversion.open_clip.architectures import ARCHITECTURES
-from plain_vit.conversion.open_clip.pixels import processor_from_open_clip
-from plain_vit.conversion.open_clip.source import OPEN_CLIP
 from plain_vit.conversion.recognition import recognise
-from plain_vit.conversion.sources import FORMATS
-from plain_vit.conversion.timm.architectures import ARCHITECTURES as TIMM_ARCHITECTURES
-from plain_vit.conversion.timm.arguments import architecture_of
-from plain_vit.conversion.timm.constructors import constructor_named
+from plain_vit.conversion.registry import FORMATS
+from plain_vit.conversion.sources.open_clip.architectures import ARCHITECTURES
+from plain_vit.conversion.sources.open_clip.pixels import processor_from_open_clip
+from plain_vit.conversion.sources.open_clip.source import OPEN_CLIP
+from plain_vit.conversion.sources.timm.architectures import ARCHITECTURES as TIMM_ARCHITECTURES
+from plain_vit.conversion.sources.timm.arguments import architecture_of
+from plain_vit.conversion.sources.timm.constructors import constructor_named
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,

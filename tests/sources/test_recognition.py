@@ -18,7 +18,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint
-from plain_vit.conversion.sources import FORMATS
+from plain_vit.conversion.registry import FORMATS
 from plain_vit.errors import MappingError, PlainViTError, UnknownFormatError
 from tests.sizes import NIGHTLY
 

@@ -39,15 +39,14 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.auto import configuration_auto
 
 from plain_vit import PlainViTModel
-from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint, from_module
 from plain_vit.conversion.format import Hints
-from plain_vit.conversion.sources import FORMATS
-from plain_vit.conversion.timm.arguments import OPENED
-from plain_vit.conversion.timm.constructors import CONSTRUCTORS
-from plain_vit.conversion.timm.families import FAMILIES
-from plain_vit.conversion.timm.modules import CLASS_PATHS
-from plain_vit.conversion.timm.source import TIMM
+from plain_vit.conversion.registry import FORMATS
+from plain_vit.conversion.sources.timm.arguments import OPENED
+from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS
+from plain_vit.conversion.sources.timm.families import FAMILIES
+from plain_vit.conversion.sources.timm.modules import CLASS_PATHS
+from plain_vit.conversion.sources.timm.source import TIMM
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,
@@ -57,7 +56,7 @@ from plain_vit.errors import (
     option_words,
 )
 from plain_vit.files.reading import read_checkpoint
-from plain_vit_command import HINTS, parser
+from plain_vit_command import HINTS, main, parser
 from tests.cli.test_generated_attack import attack_many, attack_names, attack_shapes, save_bases
 from tests.conftest import randomize_
 from tests.files.bad_files import BAD_FILES

@@ -17,7 +17,7 @@ from torch import nn
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
 from plain_vit.conversion import from_module, to_module
-from plain_vit.conversion.timm.source import TIMM
+from plain_vit.conversion.sources.timm.source import TIMM
 from plain_vit.errors import ExportError
 from tests.conftest import randomize_
 from tests.sizes import few
@@ -458,7 +458,7 @@ def test_a_head_count_other_than_timms_usual_width_is_read_off_the_module() -> N
 
 @pytest.mark.parametrize("width", [29, 56, 96, 173, 1152, 1664])
 def test_every_width_of_the_mlp_survives_timms_ratio(width: int) -> None:
-    from plain_vit.conversion.timm.arguments import ratio_of
+    from plain_vit.conversion.sources.timm.arguments import ratio_of
 
     assert all(int(width * ratio_of(inner, width)) == inner for inner in range(1, 6 * width))
 

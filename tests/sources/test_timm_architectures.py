@@ -18,15 +18,15 @@ from torch.overrides import TorchFunctionMode
 from plain_vit.conversion import from_module
 from plain_vit.conversion.format import Hints
 from plain_vit.conversion.recognition import recognise
-from plain_vit.conversion.sources import FORMATS
-from plain_vit.conversion.timm.architectures import ARCHITECTURES, OLD_NAMES, PUBLISHED_FILES, TIMM_VERSION
-from plain_vit.conversion.timm.arguments import DEFAULTS
-from plain_vit.conversion.timm.constructors import CONSTRUCTORS
-from plain_vit.conversion.timm.families import FAMILIES
-from plain_vit.conversion.timm.shapes import part_of
-from plain_vit.conversion.timm.source import TIMM
-from plain_vit.conversion.timm.tables import own_parts
-from plain_vit.conversion.torchvision.architectures import FILES, TORCHVISION_VERSION
+from plain_vit.conversion.registry import FORMATS
+from plain_vit.conversion.sources.timm.architectures import ARCHITECTURES, OLD_NAMES, PUBLISHED_FILES, TIMM_VERSION
+from plain_vit.conversion.sources.timm.arguments import DEFAULTS
+from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS
+from plain_vit.conversion.sources.timm.families import FAMILIES
+from plain_vit.conversion.sources.timm.shapes import part_of
+from plain_vit.conversion.sources.timm.source import TIMM
+from plain_vit.conversion.sources.timm.tables import own_parts
+from plain_vit.conversion.sources.torchvision.architectures import FILES, TORCHVISION_VERSION
 from plain_vit.errors import AmbiguousCheckpointError, ExportError
 from tests import ROOT
 from tests.sizes import NIGHTLY, draws, few

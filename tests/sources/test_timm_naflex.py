@@ -13,7 +13,7 @@ from timm.models.naflexvit import NaFlexVit
 from torch import nn
 
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
-from plain_vit.conversion.timm.naflex.source import NAFLEX
+from plain_vit.conversion.sources.timm.naflex.source import NAFLEX
 from tests.model.test_packed import images_of, padded
 from tests.sources.test_timm_files import save_folder
 from tests.sources.timm_models import (

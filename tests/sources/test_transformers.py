@@ -30,12 +30,11 @@ from plain_vit import (
     PlainViTImageProcessorPil,
     PlainViTModel,
 )
-from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
 from plain_vit.conversion.engine import Row, without_prefix
 from plain_vit.conversion.format import Hints
-from plain_vit.conversion.transformers.families import ARCHITECTURES, AROUND, BOOKKEEPING
-from plain_vit.conversion.transformers.source import TRANSFORMERS
+from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, AROUND, BOOKKEEPING
+from plain_vit.conversion.sources.transformers.source import TRANSFORMERS
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,
@@ -45,6 +44,7 @@ from plain_vit.errors import (
     UnknownFormatError,
     VerificationError,
 )
+from plain_vit_command import main
 from tests.conftest import randomize_
 from tests.peers import vit_pytorch_release
 from tests.sizes import draws, few

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from plain_vit import PlainViTModel
-from plain_vit.cli import main
 from plain_vit.conversion import from_checkpoint, from_module
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, MappingError
+from plain_vit_command import main
 from tests.conftest import randomize_
 from tests.sizes import few
 from tests.sources.test_transformers import eager

@@ -14,8 +14,8 @@ import transformers
 import vit_pytorch
 from timm.models import save_for_hf
 
-from plain_vit.conversion.timm.source import TIMM
-from plain_vit.conversion.transformers.source import TRANSFORMERS
+from plain_vit.conversion.sources.timm.source import TIMM
+from plain_vit.conversion.sources.transformers.source import TRANSFORMERS
 from tests import ROOT
 from tests.conftest import randomize_
 from tests.sources.google_models import random_arrays, save

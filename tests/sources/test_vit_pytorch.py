@@ -16,7 +16,7 @@ from vit_pytorch.simple_vit import SimpleViT
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
-from plain_vit.conversion.vit_pytorch.layouts import LAYOUTS
+from plain_vit.conversion.sources.vit_pytorch.layouts import LAYOUTS
 from plain_vit.errors import AmbiguousCheckpointError, ExportError, UnknownFormatError
 from tests import ROOT
 from tests.conftest import randomize_

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from plain_vit.conversion.vit_pytorch.layouts import CLASSES as OPENED
-from plain_vit.conversion.vit_pytorch.layouts import RENAMED_FILES
+from plain_vit.conversion.sources.vit_pytorch.layouts import CLASSES as OPENED
+from plain_vit.conversion.sources.vit_pytorch.layouts import RENAMED_FILES
 from tests.conftest import randomize_
 from tests.peers import FOLDER, RELEASES, vit_pytorch_release
 from tests.sizes import NIGHTLY, draws, few

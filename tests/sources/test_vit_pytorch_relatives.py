@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForImageClassification
 
 from plain_vit.conversion import from_checkpoint, from_module, to_module
-from plain_vit.conversion.vit_pytorch.layouts import CLASSES
+from plain_vit.conversion.sources.vit_pytorch.layouts import CLASSES
 from plain_vit.errors import AmbiguousCheckpointError, ExportError, MappingError
 from tests import ROOT
 from tests.sources.test_vit_pytorch import CASES, NOW, Case, distance, outputs

@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 
 from plain_vit.conversion.parity import inputs_for
-from plain_vit.conversion.transformers.families import ARCHITECTURES, CONTAINERS, UNREAD_NORM
+from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, CONTAINERS, UNREAD_NORM
 from tests.conftest import randomize_
 from tests.releases import TRANSFORMERS
 from tests.tiny import difference

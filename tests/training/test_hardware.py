@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from plain_vit import environment
+from plain_vit.system import environment
 from plain_vit.training.hardware.precision import tf32
 from plain_vit.training.hardware.processes import loading_options, start_accelerator
 from plain_vit.training.tasks.classification import Classification

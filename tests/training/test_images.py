@@ -27,9 +27,9 @@ from transformers import ViTImageProcessor
 
 from plain_vit import PlainViTImageProcessor
 from plain_vit.analysis.photographs import read_image
-from plain_vit.conversion import calibration
 from plain_vit.errors import DataError, TrainingError
-from plain_vit.image_files import decoding
+from plain_vit.files.images import decoding
+from plain_vit.inference import calibration
 from plain_vit.training.data import augmentation
 from plain_vit.training.data.augmentation import AugmentedImages, CroppedImage, training_transform
 from plain_vit.training.data.decoding import ProcessedImages, as_files, decode_image, open_stored, read_rows, try_image

@@ -763,7 +763,7 @@ class Limited(nn.Module):
 
 PAGES_OF_STEPS = """
 import resource, sys, torch
-from plain_vit.system import keep_freed_memory
+from plain_vit.system.calls import keep_freed_memory
 
 kept = keep_freed_memory() if sys.argv[1] == "kept" else True
 def step():

@@ -12,7 +12,8 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import ViTConfig, ViTForImageClassification
 
-from plain_vit import PlainViTForImageClassification, environment
+from plain_vit import PlainViTForImageClassification
+from plain_vit.system import environment
 from plain_vit.training.hardware import products as module
 from plain_vit.training.hardware.products import onednn_products, products
 from plain_vit.training.tasks import classification

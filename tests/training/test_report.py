@@ -34,8 +34,8 @@ from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.analysis import attention_maps, position_similarity
 from plain_vit.analysis.page import html_page
 from plain_vit.errors import HubError, TrainingError
-from plain_vit.markdown import code, plain
-from plain_vit.model_card import ModelFacts, write_card
+from plain_vit.hub.card import ModelFacts, write_card
+from plain_vit.hub.markdown import code, plain
 from plain_vit.training.data import load_splits
 from plain_vit.training.metrics import Evaluation, evaluation_of, judge_logits
 from plain_vit.training.run import progress as progress_module

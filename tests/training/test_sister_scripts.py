@@ -19,8 +19,8 @@ from plain_vit import (
     PlainViTForMaskedImageModeling,
     PlainViTImageProcessor,
 )
-from plain_vit.conversion import to_checkpoint
 from plain_vit.errors import CheckpointError, DataError, OutputExistsError, TrainingError
+from plain_vit.inference import to_engine
 from plain_vit.training.data import load_splits
 from plain_vit.training.glyphs import CHARACTERS, render_glyphs
 from plain_vit.training.run.folder import read_log
@@ -119,7 +119,7 @@ def test_evaluation_gives_the_numbers_of_scikit_learn(classifier, tmp_path, caps
 def test_an_exported_folder_is_evaluated_and_any_training_of_it_is_refused(engine, classifier, tmp_path):
     folder, model = tmp_path / "exported", PlainViTForImageClassification.from_pretrained(classifier)
     processor = PlainViTImageProcessor.from_pretrained(classifier)
-    to_checkpoint(model, folder, format=engine, image_processor=processor)
+    to_engine(model, folder, engine=engine, image_processor=processor)
     options = {"dataset": "digits", "views": "flip"}
     expected = evaluate(model=classifier, **options)
     results = evaluate(model=folder, **options)

@@ -17,9 +17,9 @@ from torchvision.transforms import InterpolationMode, v2
 from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_size_for_max_num_patches
 
 from ...errors import DataError, TrainingError
-from ...extras import needs
-from ...image_files import decoding, orientation, upright
+from ...files.images import decoding, orientation, upright
 from ...image_processing_plain_vit import MOST_PIXELS, check_pixels
+from ...system.extras import needs
 from .decoding import as_files, decode_image, in_rgb, stored_rows, try_image
 from .inputs import NormalizedPatches, PackedImages, max_num_patches_of
 from .randaugment import Canvas, rand_augment, three_augment

@@ -18,8 +18,8 @@ from huggingface_hub.utils import validate_repo_id
 from yaml import YAMLError
 
 from ...errors import DataError, PlainViTError, counted, few, listed
-from ...extras import needs
 from ...files.staging import full_disk
+from ...system.extras import needs
 from ..glyphs import CHARACTERS, render_glyphs
 from .benchmarks import BENCHMARKS, Benchmark
 from .decoding import RefusedImages, as_files

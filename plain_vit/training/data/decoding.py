@@ -12,9 +12,9 @@ import PIL.Image
 import torch
 
 from ...errors import DataError
-from ...extras import needs
-from ...image_files import UNREADABLE, decoding, open_image, reason, upright
+from ...files.images import UNREADABLE, decoding, open_image, reason, upright
 from ...image_processing_plain_vit import DEEP_MODES, PlainViTImageProcessor, PlainViTImageProcessorPil
+from ...system.extras import needs
 from .inputs import model_inputs
 
 with needs("plain-vit[train]"):

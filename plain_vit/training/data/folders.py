@@ -21,9 +21,9 @@ import filelock
 import PIL.Image
 
 from ...errors import DataError, OutputError, counted, few, listed
-from ...extras import needs
 from ...files.manifest import manifest_problem, write_manifest
 from ...files.staging import staged_file, staged_folder
+from ...system.extras import needs
 from .layout import Parts, Tree, joined, splits_by_folder, splits_by_name
 
 with needs("plain-vit[train]"):

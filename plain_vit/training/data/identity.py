@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...extras import needs
+from ...system.extras import needs
 from .decoding import UNREADABLE, as_files, stored_bytes
 
 with needs("plain-vit[train]"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import DataError
-from ...extras import needs
+from ...system.extras import needs
 
 with needs("plain-vit[train]"):
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...errors import DataError
-from ...extras import needs
+from ...system.extras import needs
 
 with needs("plain-vit[train]"):
     from datasets import Dataset

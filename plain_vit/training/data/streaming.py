@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from ...errors import DataError
-from ...extras import needs
+from ...system.extras import needs
 from .augmentation import TrainingTransform
 
 with needs("plain-vit[train]"):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError, listed
-from ...extras import needs
 from ...scores import REGRESSION
+from ...system.extras import needs
 
 with needs("plain-vit[train]"):
     from datasets import ClassLabel, Dataset, List, Value

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ...errors import TrainingError
-from ...extras import needs
+from ...system.extras import needs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 import torch
 
-from ...environment import warn_of_slow_products
 from ...errors import TrainingError
-from ...extras import needs
-from ...system import handled_signals, keep_freed_memory, start_fork_server
+from ...system.calls import handled_signals, keep_freed_memory, start_fork_server
+from ...system.environment import warn_of_slow_products
+from ...system.extras import needs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

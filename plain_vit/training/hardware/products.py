@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ...environment import has_slow_float32_products
 from ...layers_plain_vit import is_eager
+from ...system.environment import has_slow_float32_products
 
 
 def products(device: torch.device) -> AbstractContextManager[object]:

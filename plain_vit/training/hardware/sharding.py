@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel
 
 from ...errors import TrainingError
-from ...extras import needs
+from ...system.extras import needs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

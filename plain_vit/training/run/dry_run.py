@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...extras import needs
+from ...system.extras import needs
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator

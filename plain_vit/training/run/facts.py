@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ...errors import counted
-from ...extras import needs
-from ...model_card import ModelFacts
-from ...place_names import public_name
+from ...files.place_names import public_name
+from ...hub.card import ModelFacts
+from ...system.extras import needs
 from ..arguments import (
     COMPANIONS,
     DESCENDING,

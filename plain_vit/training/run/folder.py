@@ -16,9 +16,9 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from ...errors import OutputError, OutputExistsError, TrainingError, in_bytes
-from ...extras import needs
 from ...files.manifest import manifest_problem, write_manifest
 from ...files.staging import STAGED, full_disk, hold_folder, is_vacant, release_folder, staged_file, staged_folder
+from ...system.extras import needs
 from ..hardware.sharding import ShardedState
 
 with needs("plain-vit[train]"):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...extras import needs
+from ...system.extras import needs
 from ..metrics import Evaluation
 
 with needs("plain-vit[train]"):

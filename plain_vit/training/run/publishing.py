@@ -8,10 +8,10 @@ from huggingface_hub import EvalResult
 
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.errors import HubError
+from plain_vit.files.place_names import public_name
 from plain_vit.hub import Push, push_folder
-from plain_vit.markdown import code, plain
-from plain_vit.model_card import ModelFacts, source_facts, source_origin, write_card
-from plain_vit.place_names import public_name
+from plain_vit.hub.card import ModelFacts, source_facts, source_origin, write_card
+from plain_vit.hub.markdown import code, plain
 from plain_vit.training.data import EMBEDDED
 from plain_vit.training.data.benchmarks import BENCHMARKS
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from ...analysis import confusion_matrix
 from ...analysis.page import framed, html_page, html_table, inline_picture, plain_text
-from ...environment import version
 from ...errors import counted
-from ...extras import needs
 from ...files.staging import staged_file
+from ...system.environment import version
+from ...system.extras import needs
 from ..data.decoding import as_files
 from ..data.identity import image_paths
 from ..data.inputs import model_inputs

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from ...analysis import displayable
 from ...errors import TrainingError
-from ...extras import needs
 from ...files.staging import staged_file
+from ...system.extras import needs
 from ..data.inputs import images_in
 
 with needs("plain-vit[train]"):

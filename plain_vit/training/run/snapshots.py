@@ -16,8 +16,8 @@ from ...analysis.embeddings import PositionSimilarity
 from ...analysis.inspection import plain
 from ...conversion import from_module
 from ...errors import AnalysisError, DataError, PlainViTError
-from ...extras import needs
 from ...files.staging import staged_file
+from ...system.extras import needs
 from ..data.decoding import ProcessedImages, as_files, read_rows
 from ..data.inputs import images_in
 from ..loop import Loop

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import TrainingError
-from ...extras import needs
+from ...system.extras import needs
 from .folder import as_json, read_json, write_file
 
 with needs("plain-vit[train]"):

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import TrainingError
-from ...extras import needs
 from ...files.staging import staged_file
+from ...system.extras import needs
 from ..arguments import SCHEDULE_OPTIONS, ClassifierOptions, ProcessOptions, RunOptions, check_options
 from ..data import ImageClassificationData
 from ..data.sampling import ShuffledStream

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...analysis.page import html_table, plain_text
-from ...extras import needs
 from ...scores import MULTI_LABEL
+from ...system.extras import needs
 from ..metrics import Calibration, metric_text
 from ..vector_metrics import VectorEvaluation
 from .snapshots import OptionalFigure

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import TrainingError
-from ...extras import needs
+from ...system.extras import needs
 from ..arguments import ClassifierOptions
 from ..data import ImageClassificationData
 from ..data.inputs import model_inputs

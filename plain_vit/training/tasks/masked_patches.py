@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from ...errors import DataError, TrainingError
-from ...extras import needs
 from ...modeling_plain_vit import PlainViTForMaskedImageModeling
+from ...system.extras import needs
 from ..data.augmentation import TrainingTransform
 from ..data.decoding import as_files
 from ..data.sampling import randomness

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...errors import TrainingError
-from ...extras import needs
 from ...scores import MULTI_LABEL, REGRESSION
+from ...system.extras import needs
 from ..arguments import ClassifierOptions
 from ..data import ImageClassificationData
 from ..loop import Batch

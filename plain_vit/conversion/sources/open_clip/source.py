@@ -1,0 +1,295 @@
+"""OpenCLIP's and OpenAI's image towers: live modules, whole models and towers in files and folders, and export.
+
+Of a CLIP only the image tower opens: its output is the projection of the pooled token, our `pooler_output`. The text
+tower is not part of an image model, so an export is the tower alone, as `open_clip.create_model(...,
+pretrained_image_path=...)` reads it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ....configuration_plain_vit import PlainViTConfig
+from ....errors import CheckpointError, ExportError
+from ...compare_modules import class_path
+from ...engine import ADD_TWO_AXES, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, each, revert
+from ...format import Description, Format, Hints, Inference, Probes, StateDict, write_state_dict
+from ..timm.eva import originals
+from ..timm.source import TIMM
+from . import towers, trunks
+from .architectures import ARCHITECTURES
+from .pixels import processor_from_open_clip
+from .settings import is_trunk, settings_for, vision_settings
+
+VISUAL = "visual."  # the tower in a whole model
+WHOLE_MODELS = {
+    "open_clip.model.CLIP",
+    "open_clip.model.CustomTextCLIP",
+    "open_clip.coca_model.CoCa",
+    "clip.model.CLIP",
+}
+
+# Tensors of a whole model other than the tower's.
+BESIDE = (
+    *((f"{name}*", "the text tower") for name in ("text.", "transformer.", "token_embedding.", "ln_final.")),
+    *(
+        (name, "the text tower")
+        for name in ("positional_embedding", "text_projection", "text_projection.*", "attn_mask")
+    ),
+    ("text_decoder.*", "the decoder of captions"),
+    *((name, "compares images with texts") for name in ("logit_scale", "logit_bias")),
+    *((name, "a setting of OpenAI's model") for name in ("input_resolution", "context_length", "vocab_size")),
+)
+
+# A matrix that multiplies features from the right.
+TRANSPOSED = each("TRANSPOSED", lambda matrix, config: matrix.T, lambda weight, config: weight.T)
+
+BLOCK, LAYER = "transformer.resblocks.{}", "vit.layers.{}"
+QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
+ROWS = [
+    Row("class_embedding", "vit.embeddings.cls_token", ADD_TWO_AXES),
+    Row("positional_embedding", "vit.embeddings.position_embeddings.weight"),
+    Row("ln_pre", "vit.embeddings.norm"),
+    Row(f"{BLOCK}.ln_1", f"{LAYER}.layernorm_before"),
+    Row(f"{BLOCK}.attn.in_proj_weight", tuple(f"{name}.weight" for name in QKV), SPLIT_QKV),
+    Row(f"{BLOCK}.attn.in_proj_bias", tuple(f"{name}.bias" for name in QKV), SPLIT_QKV),
+    Row(f"{BLOCK}.attn.ln_q", f"{LAYER}.attention.q_norm"),
+    Row(f"{BLOCK}.attn.ln_k", f"{LAYER}.attention.k_norm"),
+    Row(f"{BLOCK}.attn.ln_inner", f"{LAYER}.attention.norm"),
+    Row(f"{BLOCK}.attn.out_proj", f"{LAYER}.attention.o_proj"),
+    Row(f"{BLOCK}.ls_1.gamma", f"{LAYER}.layer_scale1.weight"),
+    Row(f"{BLOCK}.ln_2", f"{LAYER}.layernorm_after"),
+    Row(f"{BLOCK}.mlp.c_fc", f"{LAYER}.mlp.fc1"),
+    Row(f"{BLOCK}.mlp.ln", f"{LAYER}.mlp.norm"),
+    Row(f"{BLOCK}.mlp.c_proj", f"{LAYER}.mlp.fc2"),
+    Row(f"{BLOCK}.ls_2.gamma", f"{LAYER}.layer_scale2.weight"),
+    Row("ln_post", "vit.layernorm"),
+    Row("ln_post", "vit.pooled_layernorm"),  # whichever of the two our model has
+    Row("proj", "vit.representation.0.weight", TRANSPOSED),
+]
+KERNEL = ("conv1.weight", "vit.embeddings.patch_embeddings.projection.weight")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tensors of a tower are; as text in reports and hints, such as "visual trunk".
+
+    Args:
+        whole: Whether they have the names of a whole model, with the prefix "visual.".
+        trunk: Whether the tower is a model of timm (open_clip's TimmModel).
+        head: Whether the projection is the classifier of timm's model.
+    """
+
+    whole: bool = False
+    trunk: bool = False
+    head: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "Layout":
+        """Parse the text of a layout.
+
+        Raises:
+            ExportError: It has other words.
+        """
+        words = text.split()
+        if unknown := set(words) - {"visual", "native", "trunk", "head"}:
+            raise ExportError(f"layout is {text!r}, with {sorted(unknown)}: expected visual, native, trunk or head")
+        return cls("visual" in words, "trunk" in words, "head" in words)
+
+    def __str__(self) -> str:
+        words = {"visual": self.whole, "native": not self.trunk, "trunk": self.trunk, "head": self.head}
+        return " ".join(word for word, is_there in words.items() if is_there)
+
+
+class OpenClipFormat(Format):
+    """Image towers of OpenCLIP and of OpenAI's CLIP, whose names are the same."""
+
+    name = "open_clip"
+    suffixes: tuple[str, ...] = (".safetensors", ".pt", ".pth", ".bin")
+    opens: Mapping[str, Sequence[str]] = {
+        "open_clip": [path.removeprefix("open_clip.") for path in (towers.OPEN_CLIP, trunks.TIMM_MODEL)],
+        "clip.model": [path.rpartition(".")[2] for path in towers.OPENAI],
+    }
+    architectures = tuple(ARCHITECTURES)
+    probes = (Probes("conv1", "transformer.resblocks.{}", None),)  # the last norm may act on the pooled token alone
+
+    def matches_names(self, names: Collection[str]) -> bool:
+        """Return whether a state dict has the names of a tower, alone or in a whole model."""
+        if originals.layout_of(names) is not None:
+            return False
+        prefix = _prefix(names)
+        native = {f"{prefix}conv1.weight", f"{prefix}class_embedding"} <= set(names)
+        trunk = f"{prefix}trunk.patch_embed.proj.weight" in names
+        return native or (trunk and any(name.startswith(f"{prefix}trunk.blocks.0.") for name in names))
+
+    def names_of_others(self, names: Collection[str]) -> str | None:
+        """Return the image tower without transformer blocks over patches that has these names, if any."""
+        if "visual.layer1.0.conv1.weight" in names:
+            return "a CLIP with a modified ResNet, a convolutional network"
+        inside = [name.removeprefix(f"{VISUAL}trunk.") for name in names if name.startswith(f"{VISUAL}trunk.")]
+        if not inside:
+            return None
+        return f"an open_clip model with {TIMM.names_of_others(inside) or 'another model of timm'} as its image tower"
+
+    def has_architecture(self, name: str) -> bool:
+        """Return whether a name is one of open_clip's, or of timm's for a tower that is a model of timm."""
+        return name in self.architectures or TIMM.has_architecture(name)
+
+    def matches_module(self, module: nn.Module) -> bool:
+        """Return whether a live module is one of the towers, or derived from one."""
+        paths = {f"{base.__module__}.{base.__qualname__}" for base in type(module).__mro__}
+        return not paths.isdisjoint({towers.OPEN_CLIP, *towers.OPENAI, trunks.TIMM_MODEL})
+
+    def contains_model(self, module: nn.Module) -> bool:
+        """Return whether a live module is a CLIP, whose text tower is not part of an image model."""
+        return class_path(module) in WHOLE_MODELS
+
+    def heads_in(self, tensors: StateDict) -> list[str]:
+        """Return what projects the pooled token of a tower that is a model of timm."""
+        places = [f"{_prefix(tensors)}{place}" for place in ("head", trunks.OWN_HEAD)]
+        return [place for place in places if any(name.startswith(f"{place}.") for name in tensors)]
+
+    def classifiers(self, tensors: StateDict) -> list[str]:
+        """Return none: the heads are projections, which are described with their tower."""
+        return []
+
+    def describe_module(self, module: nn.Module, hints: Hints) -> Description:
+        """Read the configuration of a live tower, which determines everything: hints are not needed.
+
+        Raises:
+            ExportError: lists every part that plain-vit does not support.
+        """
+        path = class_path(module)
+        if path == trunks.TIMM_MODEL:
+            return trunks.describe_live(module)
+        if path not in (towers.OPEN_CLIP, *towers.OPENAI):
+            raise ExportError(f"{path} is derived from a CLIP's image tower: pass that itself")
+        return replace(towers.describe_live(module), layout="native")
+
+    def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
+        """Read the configuration of a state dict and, in a folder of open_clip, its `open_clip_config.json`.
+
+        Raises:
+            AmbiguousCheckpointError: lists the settings in neither.
+            ExportError: for a tower that plain-vit cannot represent.
+            MappingError: The tensors do not match the named architecture or the folder's configuration.
+        """
+        prefix = _prefix(tensors)
+        tower = {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+        known, whence = self._settings(settings, hints)
+        if f"{prefix}conv1.weight" not in tensors:
+            if known is not None and not is_trunk(known):
+                raise CheckpointError(f"{whence} describes open_clip's own tower, but the tensors are of timm's")
+            found = trunks.describe_checkpoint(tower, known, hints, whence)
+        elif known is None and hints.architecture is not None:
+            raise CheckpointError(
+                f"architecture={hints.architecture!r} is of timm, but the tensors are of open_clip's own tower: omit it"
+            )
+        elif known is None:
+            found = towers.describe_by_hints(tower, hints)
+        elif is_trunk(known):
+            raise CheckpointError(f"{whence} describes a model of timm, but the tensors are of open_clip's own tower")
+        else:
+            found = towers.describe_by_settings(tower, known, hints, whence, resizes=bool(settings))
+        inferences = list(found.inferences)
+        if known is not None and not settings:
+            named = Inference("architecture", hints.architecture, "the caller")
+            inferences = [named, *(one for one in inferences if one.field != "architecture")]
+        layout = replace(Layout.parse(found.layout or "native"), whole=bool(prefix))
+        stated_by = found.stated_by if known is None else "open_clip_config.json" if settings else "the caller"
+        ignored = BESIDE if prefix else ()
+        return replace(found, inferences=inferences, layout=str(layout), ignored=ignored, stated_by=stated_by)
+
+    def _settings(self, settings: Mapping[str, Any], hints: Hints) -> tuple[dict[str, Any] | None, str]:
+        """Return the settings of a folder or of a named architecture, and their origin."""
+        if "model_cfg" in settings:
+            return vision_settings(settings["model_cfg"]), "open_clip_config.json"
+        if hints.architecture in ARCHITECTURES:
+            return vision_settings(ARCHITECTURES[str(hints.architecture)]), str(hints.architecture)
+        return None, ""
+
+    def image_processor(
+        self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
+    ) -> tuple[Any, Sequence[str]]:
+        """Return a processor with the preprocessing of open_clip's evaluation transform."""
+        if "model_cfg" in settings:
+            size = vision_settings(settings["model_cfg"])["image_size"]
+            return processor_from_open_clip(settings.get("preprocess_cfg") or {}, size), ()
+        given = {"mean": hints.image_mean, "std": hints.image_std}
+        assumed = "images were prepared as open_clip and OpenAI prepare them by default: the checkpoint does not say"
+        if None in given.values():
+            assumed += "; give image_mean and image_std if they were normalised otherwise"
+        return processor_from_open_clip(given, config.image_size), (assumed,)
+
+    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
+        """Return the table of tensors."""
+        place = self._layout(config, layout)
+        if place.trunk:
+            rows = trunks.rows(config, place.head)
+        else:
+            kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
+            rows = [*ROWS, Row(*KERNEL, kernel)]
+        return [replace(row, source=f"{VISUAL}{row.source}") for row in rows] if place.whole else rows
+
+    def _layout(self, config: PlainViTConfig, text: str | None) -> Layout:
+        """Return a layout: if none is given, the first tower that can represent the model."""
+        if text is not None and set(text.split()) - {"visual"}:
+            return Layout.parse(text)
+        whole = text is not None
+        try:
+            settings_for(config)
+            return Layout(whole)
+        except (ExportError, ValueError):
+            return Layout(whole, trunk=True)
+
+    def for_module(self, tensors: StateDict, config: PlainViTConfig, layout: str | None) -> StateDict:
+        """Return tensors under the names of the tower, which are those of a whole model without the prefix."""
+        return {name.removeprefix(VISUAL): tensor for name, tensor in tensors.items()}
+
+    def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
+        """Let open_clip build the tower of its `open_clip_config.json`, or of a named architecture."""
+        named = next((one.value for one in description.inferences if one.field == "architecture"), None)
+        model_cfg = settings.get("model_cfg") or ARCHITECTURES.get(str(named))
+        if model_cfg is None:
+            return None
+        from open_clip.model import _build_vision_tower
+
+        vision_cfg = {**model_cfg["vision_cfg"], "output_tokens": False}
+        settled = vision_settings(model_cfg)
+        if is_trunk(settled) and settled["timm_proj"] != "none" and not description.config.representation_size:
+            return None  # its projection was dropped
+        vision_cfg["image_size"] = description.config.image_shape
+        if "timm_model_name" in vision_cfg:
+            vision_cfg["timm_model_pretrained"] = False
+        return _build_vision_tower(model_cfg["embed_dim"], vision_cfg, bool(model_cfg.get("quick_gelu")))
+
+    def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
+        """Build open_clip's own tower of this config, with random weights.
+
+        Raises:
+            ExportError: lists every part of the model that open_clip cannot represent.
+        """
+        place = self._layout(config, layout)
+        return trunks.build(config, place.head) if place.trunk else towers.build(config)
+
+    def write(
+        self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
+    ) -> None:
+        """Write the state dict of the tower, with `torch.save` or as safetensors; a tower stores no processor."""
+        place = self._layout(config, layout)
+        if place.trunk:
+            TIMM.build_module(trunks.without_projection(config), None)
+        else:
+            settings_for(config)
+        write_state_dict(revert(self.rows(config, layout), tensors, config), path)
+
+
+def _prefix(names: Collection[str]) -> str:
+    """Return the prefix of the tower: that of a whole model, or none."""
+    return VISUAL if any(name.startswith(VISUAL) for name in names) else ""
+
+
+OPEN_CLIP = OpenClipFormat()

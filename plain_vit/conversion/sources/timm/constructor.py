@@ -1,0 +1,318 @@
+"""Interface of timm's classes beside its VisionTransformer: each has a constructor of its own.
+
+A class is added as a package with a table of its arguments, and one line in `CONSTRUCTORS` of `constructors.py`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from ....configuration_plain_vit import PlainViTConfig
+from ....errors import (
+    AmbiguousCheckpointError,
+    CheckpointError,
+    ExportError,
+    MappingError,
+    PlainViTError,
+    UnknownFormatError,
+)
+from ...compare_modules import empty_model
+from ...engine import Row, ignored_names, revert
+from ...format import UNSEEN, Description, Hints, Inference, StateDict, unused_hints
+from ...infer import grids
+from .shapes import image_size_of
+
+KERNEL = "patch_embed.proj.weight"
+
+
+class Constructor(ABC):
+    """A class of timm.
+
+    Attributes:
+        name: The class, as in timm.
+        class_path: Its full path.
+        layouts: The layouts of its tensors.
+        old_layouts: Those of them that timm builds no model with: its earlier releases did.
+        architectures: The arguments of each of its entrypoints, without those that have timm's default.
+        defaults: timm's defaults of the arguments.
+        silent_arguments: Arguments that do not affect a trained model.
+        code_only: Arguments that no `config.json` can hold, because they are classes.
+        unseen: What its tensors do not show, for the error.
+        any_size: Whether all of its models take images of any size.
+    """
+
+    name: str
+    class_path: str
+    layouts: tuple[str, ...]
+    old_layouts: tuple[str, ...] = ()
+    architectures: Mapping[str, Mapping[str, Any]]
+    defaults: Mapping[str, Any]
+    silent_arguments: Collection[str]
+    code_only: tuple[str, ...] = ("norm_layer", "norm_eps")
+    unseen: str
+    any_size: bool = False
+
+    @abstractmethod
+    def config_of(self, arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
+        """Return our config for arguments of timm's.
+
+        Raises:
+            ExportError: lists the arguments without a counterpart in our model.
+        """
+
+    @abstractmethod
+    def layout_of(self, arguments: Mapping[str, Any]) -> str:
+        """Return the layout of the tensors for arguments of timm's."""
+
+    @abstractmethod
+    def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that keep the last norms where the pooling is changed after construction."""
+
+    @abstractmethod
+    def arguments_for(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
+        """Return the arguments for our config, without those that have their default.
+
+        Raises:
+            ExportError: lists the parts of the model that this class cannot represent.
+        """
+
+    @abstractmethod
+    def describe_module(self, module: Any, labels: Any) -> Description:
+        """Read the configuration of a live module.
+
+        Args:
+            module: The module.
+            labels: Returns the label fields of our config for a number of classes.
+
+        Raises:
+            ExportError: lists every part that plain-vit does not support.
+        """
+
+    @abstractmethod
+    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
+        """Return the table of tensors; without a layout that of `build`."""
+
+    @abstractmethod
+    def build(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
+        """Return timm's own model for this config, with random weights.
+
+        Raises:
+            ExportError: names every part that timm cannot represent.
+        """
+
+    @abstractmethod
+    def claims(self, config: PlainViTConfig) -> bool:
+        """Return whether a model has parts that this class has and the VisionTransformer has not.
+
+        If neither represents the model, it is this class that the error compares it with.
+        """
+
+    @abstractmethod
+    def is_certain(self, names: Collection[str]) -> bool:
+        """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
+
+    def represents(self, config: PlainViTConfig) -> bool:
+        """Return whether this class can represent a model."""
+        try:
+            self.arguments_for(config, None)
+        except ExportError:
+            return False
+        return True
+
+    def describe_checkpoint(
+        self,
+        name: str,
+        changes: Mapping[str, Any],
+        stated: Sequence[tuple[Any, str]],
+        tensors: StateDict,
+        hints: Hints,
+        source: str,
+        labels: Any,
+    ) -> Description:
+        """Return the configuration of the tensors of a named architecture, after checking that they match it.
+
+        Args:
+            name: The architecture, of which `architectures` has the arguments.
+            changes: Arguments given in addition.
+            stated: Image sizes with their origins, in the order of preference.
+            tensors: The state dict.
+            hints: The caller's hints.
+            source: Origin of the name.
+            labels: Returns the label fields of our config for a number of classes.
+
+        Raises:
+            ExportError: lists the arguments without a counterpart in our model.
+            MappingError: lists the differences to the tensors.
+            AmbiguousCheckpointError: for an unknown image size.
+            CheckpointError: for hints that contradict the architecture.
+        """
+        given, shown = {key: changes[key] for key in changes if key not in self.silent_arguments}, self.shown(tensors)
+        arguments = {**self.defaults, **self.architectures[name], **given}
+        arguments |= self.head_and_channels(arguments, shown)
+        self.config_of(arguments)  # refuses arguments without a counterpart
+        native = (arguments["img_size"], f"the grid of {name}")
+        size = self._image_size(arguments, shown, hints, [*stated, native])
+        if isinstance(size, list):
+            raise AmbiguousCheckpointError(
+                f"{name} has another grid of patches, and {self.position_rows(shown)}: the size of its images is open",
+                {"image_size": size},
+            )
+        pixels, whence = size
+        arguments["img_size"] = pixels
+        if faults := self.faults(arguments, tensors):
+            raise MappingError(f"the tensors are not of {name}, which {source} names:", faults)
+        described = self.described(arguments, tensors, labels(arguments["num_classes"]))
+        config, inferences = described.config, [Inference("architecture", name, source)]
+        for key in UNSEEN:
+            value = "head_dim**-0.5" if key == "attention_scale" else getattr(config, key)
+            inferences.append(Inference(key, value, f"the architecture that {source} names"))
+        if hints.image_size is None:
+            inferences.append(Inference("image_size", pixels, whence))
+        description = replace(described, inferences=inferences, stated_by=source)
+        if said := unused_hints(replace(hints, architecture=None), description):
+            raise CheckpointError(
+                f"the hints contradict {name}, which {source} names: {'; '.join(said)}. Omit them: a modified model "
+                "opens from timm's folder with its config.json, or as a live module"
+            )
+        return description
+
+    def shown(self, tensors: StateDict) -> StateDict:
+        """Return the tensors by timm's names, at least those that show channels, patches, grid and classes."""
+        return tensors
+
+    def described(self, arguments: Mapping[str, Any], tensors: StateDict, fields: Mapping[str, Any]) -> Description:
+        """Return config, layout and ignored tensors of a state dict.
+
+        Args:
+            arguments: All arguments of timm's.
+            tensors: The state dict.
+            fields: Further fields of our config.
+        """
+        return Description(self.config_of(arguments, **fields), self.layout_of(arguments))
+
+    def native_size(self, config: PlainViTConfig) -> dict[str, Any]:
+        """Return the argument with the native size of a model."""
+        return {"img_size": config.image_shape}
+
+    def could_be(self, arguments: Mapping[str, Any], tensors: StateDict) -> bool:
+        """Return whether width and size of the patches are those of the tensors that are shown."""
+        if KERNEL not in tensors:
+            return False
+        width, *_, patch = tensors[KERNEL].shape
+        return bool((arguments["embed_dim"], arguments["patch_size"]) == (width, patch))
+
+    def head_and_channels(self, arguments: Mapping[str, Any], tensors: StateDict) -> dict[str, Any]:
+        """Return the arguments that the tensors show, and that every user changes."""
+        head, kernel = tensors.get("head.weight"), tensors.get(KERNEL)
+        if kernel is None or kernel.ndim != 4:
+            raise MappingError(f"a model of timm's {self.name} has a kernel over an image:", [f"missing: {KERNEL!r}"])
+        return {"num_classes": 0 if head is None else head.shape[0], "in_chans": kernel.shape[1]}
+
+    def changed_by_loading(self, config: PlainViTConfig) -> list[str]:
+        """Return what timm's own loader would change of this model as it reads a file."""
+        return []
+
+    def position_rows(self, tensors: StateDict) -> str:
+        """Return what shows the number of patches."""
+        return f"pos_embed has {tensors['pos_embed'].shape[1]} rows"
+
+    def _image_size(
+        self, arguments: Mapping[str, Any], tensors: StateDict, hints: Hints, stated: Sequence[tuple[Any, str]]
+    ) -> tuple[Any, str] | list[tuple[int, int]]:
+        """Return the image size and its origin, or the possible sizes."""
+        config = self.config_of(arguments)
+        rows = tensors["pos_embed"].shape[1] if "pos_embed" in tensors else None
+        if config.position_embedding_type != "learned":
+            rows = None
+        return image_size_of(rows, _prefix_in_table(config), config.patch_shape, hints, stated)
+
+    def _squarest(self, arguments: Mapping[str, Any], tensors: StateDict) -> tuple[int, int]:
+        """Return the image size of the squarest grid with the rows of the position table."""
+        config = self.config_of(arguments)
+        down, across = grids(tensors["pos_embed"].shape[1] - _prefix_in_table(config))[0]
+        return down * config.patch_shape[0], across * config.patch_shape[1]
+
+    def faults(self, arguments: Mapping[str, Any], tensors: StateDict) -> list[str]:
+        """Return the differences of a state dict to the tensors of a model with these arguments."""
+        described = self.described(arguments, tensors, {})
+        config, unused = described.config, ignored_names(list(tensors), described.ignored)
+        whole = empty_model(config).state_dict()
+        expected = revert(self.rows(config, described.layout), whole, config)
+        faults = [f"missing: {name!r}" for name in expected if name not in tensors]
+        faults += [f"left over: {name!r}" for name in tensors if name not in expected and name not in unused]
+        faults += [
+            f"{name!r} has shape {tuple(tensors[name].shape)}, not {tuple(tensor.shape)}"
+            for name, tensor in expected.items()
+            if name in tensors and tensors[name].shape != tensor.shape
+        ]
+        return faults
+
+    def fitting(self, tensors: StateDict, hints: Hints) -> list[str]:
+        """Return the architectures whose tensors have these names and shapes, and the caller's hints.
+
+        That they fit does not prove that the model is one of them. Those with this grid of patches come first.
+        """
+        shown = self.shown(tensors)
+        ranked = {}
+        for name, own in self.architectures.items():
+            arguments = {**self.defaults, **own}
+            if not self.could_be(arguments, shown):
+                continue
+            arguments |= self.head_and_channels(arguments, shown)
+            try:
+                size = self._image_size(arguments, shown, hints, [(arguments["img_size"], name)])
+            except (CheckpointError, MappingError):
+                continue
+            pixels = size[0] if size else self._squarest(arguments, shown)
+            described = Description(self.config_of({**arguments, "img_size": pixels}))
+            if unused_hints(replace(hints, image_size=None, architecture=None), described):
+                continue
+            if not self.faults({**arguments, "img_size": pixels}, tensors):
+                ranked[name] = isinstance(size, list)
+        return sorted(ranked, key=lambda name: ranked[name])
+
+    def ask(self, tensors: StateDict, hints: Hints) -> PlainViTError:
+        """Return the error for a state dict that only this class has, and whose architecture is not given."""
+        names = self.fitting(tensors, hints)
+        whose = f"of timm's {self.name} ({self.class_path.split('.')[-2]}.py)"
+        if names:
+            unseen = f"do not show {self.unseen}, nor all else that changes the logits; give"
+            return AmbiguousCheckpointError(f"the tensors are those {whose}, and {unseen}", {"architecture": names})
+        return UnknownFormatError(
+            f"none of the {len(self.architectures)} architectures {whose} that plain-vit opens has these names, shapes "
+            "and hints; open the live module, or the folder with its config.json"
+        )
+
+    def architecture_for(self, config: PlainViTConfig, layout: str | None) -> tuple[str, dict[str, Any]]:
+        """Return the name and the `model_args` with which timm builds this model from a `config.json`.
+
+        JSON cannot store classes, so the name is that of an architecture with the same norms, the nearest one.
+
+        Raises:
+            ExportError: for a model that timm can build in Python but has no architecture for.
+        """
+        wanted = {**self.defaults, **self.arguments_for(config, layout)}
+        best: tuple[str, dict[str, Any]] | None = None
+        for name, own in self.architectures.items():
+            have = {**self.defaults, **own}
+            if any(have[key] != wanted[key] for key in self.code_only):
+                continue
+            args = {key: value for key, value in wanted.items() if have[key] != value}
+            if int(have["mlp_ratio"] * wanted["embed_dim"]) == int(wanted["mlp_ratio"] * wanted["embed_dim"]):
+                args.pop("mlp_ratio", None)
+            if best is None or len(args) < len(best[1]):
+                best = name, args
+        if best is None:
+            parts = [f"{key}={wanted[key]!r}" for key in self.code_only]
+            raise ExportError(
+                f"timm's {self.name} can build this model, but has no architecture for a config.json with:", parts
+            )
+        return best
+
+
+def _prefix_in_table(config: PlainViTConfig) -> int:
+    """Return how many tokens before the patches have rows in the position table."""
+    return config.num_prefix_tokens if config.position_embedding_on_prefix else 0

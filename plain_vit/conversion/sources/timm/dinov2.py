@@ -1,0 +1,156 @@
+"""DINOv2's own checkpoints, whose names are timm's but for the registers, the gated MLP and chunks of blocks.
+
+Source: facebookresearch/dinov2, `dinov2/models/vision_transformer.py`; timm 1.0.31 converts the same names as it loads.
+"""
+
+import copy
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ....configuration_plain_vit import PlainViTConfig
+from ....errors import CheckpointError
+from ...engine import ADD_FIRST_AXIS, Row, Tensors, Transform
+from ...format import Inference
+
+LAYOUT = "dinov2"
+# Where a training run splits the blocks for sharding, a name has the number of the chunk before that of the block.
+CHUNKED = re.compile(r"blocks\.(\d+)\.(\d+)\.(.+)")
+RENAMED = {"register_tokens": "reg_token", "w12": "fc1", "w3": "fc2"}
+
+
+def _with_rows_of_registers(tensors: Tensors, config: PlainViTConfig) -> Tensors:
+    """Give the registers, which have no positions there, rows of zeros."""
+    table = tensors[0][0]
+    return [torch.cat((table[:1], table.new_zeros(config.num_register_tokens, table.shape[1]), table[1:]))]
+
+
+def _without_rows_of_registers(tensors: Tensors, config: PlainViTConfig) -> Tensors:
+    table, end = tensors[0], 1 + config.num_register_tokens
+    if not table.is_meta and table[1:end].any():
+        raise CheckpointError("DINOv2's registers have no positions, and those of this model were trained")
+    return [torch.cat((table[:1], table[end:]))[None]]
+
+
+POSITIONS = Transform("POSITIONS", _with_rows_of_registers, _without_rows_of_registers)
+
+
+def layout_of(names: Collection[str]) -> str | None:
+    """Return the layout of DINOv2's own names, with the number of blocks in a chunk if there are several; else None.
+
+    Raises:
+        CheckpointError: The chunks do not hold the same number of blocks.
+    """
+    chunks: dict[int, set[int]] = {}
+    for name in names:
+        if match := CHUNKED.fullmatch(name):
+            chunks.setdefault(int(match[1]), set()).add(int(match[2]))
+    if chunks:
+        size = len(chunks.get(0, ()))
+        if any(number // max(size, 1) != chunk for chunk, numbers in chunks.items() for number in numbers):
+            raise CheckpointError(f"the blocks are in chunks of unequal numbers: {chunks}")
+        return f"{LAYOUT} {size}"
+    own = "register_tokens" in names or any(name.endswith(".mlp.w12.weight") for name in names)
+    masked = "mask_token" in names and "decoder_embed.weight" not in names
+    return LAYOUT if own or masked else None
+
+
+def is_own(layout: str | None) -> bool:
+    """Return whether a layout is one of DINOv2's own names."""
+    return layout is not None and layout.startswith(LAYOUT)
+
+
+def as_timm(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors under timm's names and with its shapes, without the mask token; values are not needed."""
+    found = {_timm_name(name): tensor for name, tensor in tensors.items() if name != "mask_token"}
+    if "reg_token" in found:
+        found["pos_embed"] = found["pos_embed"][:, 1:]  # timm adds the class token's row to the token
+    return found
+
+
+def _timm_name(name: str) -> str:
+    match = CHUNKED.fullmatch(name)
+    short = f"blocks.{match[2]}.{match[3]}" if match else name
+    return ".".join(RENAMED.get(part, part) for part in short.split("."))
+
+
+def for_module(tensors: Mapping[str, torch.Tensor], config: PlainViTConfig) -> dict[str, torch.Tensor]:
+    """Return the tensors of timm's model of this config: its registers have rows of zeros in the table."""
+    found = {_timm_name(name): tensor for name, tensor in tensors.items() if name != "mask_token"}
+    (table,) = POSITIONS.to_ours([found["pos_embed"]], config)
+    return {**found, "pos_embed": table[None]}
+
+
+def without_mask_token(config: PlainViTConfig) -> PlainViTConfig:
+    """Return the config of timm's model, which has no mask token."""
+    inside = copy.deepcopy(config)
+    inside.use_mask_token = False
+    return inside
+
+
+def adapted(
+    config: PlainViTConfig, tensors: Collection[str], inferences: list[Inference]
+) -> tuple[PlainViTConfig, list[Inference]]:
+    """Return the config with what timm's model has not: the mask token, and a position of the class token.
+
+    Args:
+        config: Our config of timm's model.
+        tensors: DINOv2's names.
+        inferences: Those of the config.
+    """
+    with_registers = config.num_register_tokens > 0
+    fields: dict[str, Any] = {
+        "use_mask_token": "mask_token" in tensors,
+        "position_embedding_on_prefix": True,
+        "position_resampling": "bicubic_antialias" if with_registers else "bicubic",
+    }
+    for name, value in fields.items():
+        setattr(config, name, value)
+    source = "DINOv2's code, with registers" if with_registers else "DINOv2's code, but for its offset of 0.1"
+    kept = [one for one in inferences if one.field != "position_embedding_on_prefix"]
+    return config, [*kept, Inference("position_resampling", config.position_resampling, source)]
+
+
+def rows(timm_rows: list[Row], config: PlainViTConfig, layout: str) -> list[Row]:
+    """Return the table of DINOv2's own names.
+
+    Args:
+        timm_rows: Those of timm's names.
+        config: Our configuration.
+        layout: As `layout_of` returns it.
+    """
+    gated = config.mlp_type == "swiglu_packed"
+    theirs = {ours: name for name, ours in RENAMED.items() if gated or name == "register_tokens"}
+    renamed = []
+    for row in timm_rows:
+        source = ".".join(theirs.get(part, part) for part in str(row.source).split("."))
+        transform = POSITIONS if source == "pos_embed" else row.transform
+        renamed.append(replace(row, source=source, transform=transform))
+    renamed.append(Row("mask_token", "vit.embeddings.mask_token", ADD_FIRST_AXIS))
+    chunk = layout.removeprefix(LAYOUT).strip()
+    return renamed if not chunk else _chunked(renamed, config, int(chunk))
+
+
+def _chunked(rows: list[Row], config: PlainViTConfig, size: int) -> list[Row]:
+    """Return a row for each block, with the number of its chunk."""
+    whole = [row for row in rows if not str(row.source).startswith("blocks.")]
+    split = [
+        replace(
+            row,
+            source=str(row.source).replace("blocks.{}", f"blocks.{number // size}.{number}"),
+            ours=_numbered(row.ours, number),
+        )
+        for row in rows
+        if row not in whole
+        for number in range(config.num_hidden_layers)
+    ]
+    return [*whole, *split]
+
+
+def _numbered(ours: str | tuple[str, ...], number: int) -> str | tuple[str, ...]:
+    names = (ours,) if isinstance(ours, str) else ours
+    numbered = tuple(name.replace("vit.layers.{}", f"vit.layers.{number}") for name in names)
+    return numbered[0] if isinstance(ours, str) else numbered

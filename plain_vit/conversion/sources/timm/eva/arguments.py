@@ -1,0 +1,224 @@
+"""timm's Eva as one table of arguments, for conversion to and from our config, modules and state dicts.
+
+Source: timm 1.0.31, `timm/models/eva.py`, `timm/layers/pos_embed_sincos.py`, `timm/layers/attention.py`.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import nn
+
+from .....configuration_plain_vit import PlainViTConfig
+from ....infer import pair
+from .. import table_constructor
+from ..arguments import NEGATED, QK_NORMS, Argument, ratio_of
+
+POOLINGS = {"avg": "mean", "token": "cls", "": "none", "max": "max", "avgmax": "mean_max", "map": "map"}
+ATTENTIONS = ("eva", "rope")
+ROTATIONS = {"cat": "axial", "dinov3": "axial", "mixed": "mixed"}
+AXES = {"ij": "yx", "xy": "xy"}
+PAIRS = {False: "adjacent", True: "halves"}
+TABLES = {True: "learned", False: "none"}
+
+
+def _has(part: str, name: str) -> Any:
+    """Return a function that checks that a part of a live model is not the identity."""
+    return lambda m: not isinstance(getattr(getattr(m, part), name), nn.Identity)
+
+
+# Values that depend on several arguments or fields are corrected in `joint_fields` and `joint_arguments`.
+ARGUMENTS = (
+    *table_constructor.ARGUMENTS,
+    Argument("global_pool", "avg", "pooling", POOLINGS, module=lambda m: m.model.global_pool),
+    Argument("num_kv_heads", None, "num_key_value_heads", module=lambda m: m.num_kv_heads),
+    Argument("qkv_bias", True, "qkv_bias", module=lambda m: m.qkv_bias),
+    Argument("qkv_fused", True, module=lambda m: m.attention.qkv is not None),
+    Argument("qk_norm", False, "qk_norm", QK_NORMS, module=_has("attention", "q_norm")),
+    Argument("swiglu_mlp", False, module=lambda m: m.mlp_type != "Mlp"),
+    Argument("swiglu_align_to", 0,
+             module=lambda m: int(m.mlp_type == "SwiGLU" and isinstance(m.mlp.norm, nn.Identity))),
+    Argument("scale_mlp", False, "mlp_inner_norm", module=_has("mlp", "norm")),
+    Argument("scale_attn_inner", False, "attention_inner_norm", module=_has("attention", "norm")),
+    Argument("attn_type", "eva", module=lambda m: m.attn_type),
+    Argument("pos_drop_rate", 0.0, "embedding_dropout_prob", module=lambda m: m.model.pos_drop.p),
+    Argument("patch_drop_rate", 0.0, "patch_dropout_prob", module=lambda m: getattr(m.model.patch_drop, "prob", 0.0)),
+    Argument("init_values", None, "layer_scale_init_value", module=lambda m: getattr(m.block, "init_values", None)),
+    Argument("attn_only_layer_scale", False, "gain_on_mlp", NEGATED, module=lambda m: m.attn_only_layer_scale),
+    Argument("class_token", True, "use_class_token", module=lambda m: m.model.cls_token is not None),
+    Argument("num_reg_tokens", 0, "num_register_tokens",
+             module=lambda m: 0 if m.model.reg_token is None else m.model.reg_token.shape[1]),
+    Argument("no_embed_class", False, "position_embedding_on_prefix", NEGATED,
+             module=lambda m: m.model.no_embed_class),
+    Argument("use_abs_pos_emb", True, "position_embedding_type", TABLES,
+             module=lambda m: m.model.pos_embed is not None),
+    Argument("use_rot_pos_emb", False, module=lambda m: m.model.rope is not None),
+    Argument("rope_type", "cat", module=lambda m: m.rope_type),
+    Argument("rope_grid_offset", 0.0, "rotary_offset", module=lambda m: getattr(m.model.rope, "grid_offset", 0.0)),
+    Argument("rope_grid_indexing", "ij", "rotary_axes", AXES,
+             module=lambda m: getattr(m.model.rope, "grid_indexing", "ij")),
+    Argument("rope_temperature", 10000.0, "rotary_theta",
+             module=lambda m: getattr(m.model.rope, "temperature", 10000.0)),
+    Argument("rope_rotate_half", False, "rotary_pairs", PAIRS,
+             module=lambda m: getattr(m.model.rope or m.attention, "rotate_half", False)),
+    Argument("rope_shift_coords", None, "rotary_shift", module=lambda m: getattr(m.model.rope, "shift_coords", None)),
+    Argument("rope_jitter_coords", None, "rotary_jitter",
+             module=lambda m: getattr(m.model.rope, "jitter_coords", None)),
+    Argument("rope_rescale_coords", None, "rotary_rescale",
+             module=lambda m: getattr(m.model.rope, "rescale_coords", None)),
+    Argument("rope_mrope_section", None),
+    Argument("ref_feat_shape", None, "rotary_reference_grid",
+             module=lambda m: getattr(m.model.rope, "ref_feat_shape", None)),
+    Argument("use_post_norm", False, module=lambda m: type(m.block).__name__ == "EvaBlockPostNorm"),
+    Argument("use_pre_transformer_norm", False, "embedding_norm", module=_has("model", "norm_pre")),
+    Argument("use_post_transformer_norm", None, module=_has("model", "norm")),
+    Argument("use_fc_norm", None, module=_has("model", "fc_norm")),
+    Argument("attn_pool_num_heads", None, module=lambda m: getattr(m.model.attn_pool, "num_heads", None)),
+    Argument("attn_pool_mlp_ratio", None,
+             module=lambda m: None if m.model.attn_pool is None else
+             ratio_of(m.model.attn_pool.mlp.fc1.out_features, m.model.embed_dim)),
+    Argument("dynamic_img_size", False, module=lambda m: m.model.dynamic_img_size),
+    Argument("dynamic_img_pad", False, module=lambda m: m.model.patch_embed.dynamic_img_pad),
+)  # fmt: skip
+DEFAULTS: dict[str, Any] = {argument.name: argument.default for argument in ARGUMENTS}
+
+# Arguments without a counterpart in our model unless they have this value.
+CLOSED = {"rope_mrope_section": None, "dynamic_img_pad": False}
+
+
+def without_counterpart(given: Mapping[str, Any]) -> list[str]:
+    """Return the arguments, and combinations of them, without a counterpart in our model."""
+    unknown = [f"{name}={given[name]!r}" for name, only in CLOSED.items() if given[name] != only]
+    choices: dict[str, Collection[str]] = {"attn_type": ATTENTIONS}
+    if given["use_rot_pos_emb"]:
+        choices["rope_type"] = ROTATIONS
+    for name, words in choices.items():
+        if given[name] not in words:
+            unknown.append(f"{name}={given[name]!r}: expected one of {', '.join(repr(word) for word in words)}")
+    if given["use_rot_pos_emb"] and given["rope_type"] == "mixed" and given["rope_rotate_half"]:
+        unknown.append("rope_rotate_half=True with rope_type='mixed', which timm refuses")
+    if given["swiglu_mlp"] and given["global_pool"] == "map":
+        unknown.append("global_pool='map' with swiglu_mlp=True, whose activations differ")
+    if given["use_post_norm"] and given["qk_norm"]:
+        unknown.append("qk_norm=True with use_post_norm=True, which timm refuses")
+    return [*unknown, *_without_shared_heads(given)]
+
+
+def _without_shared_heads(given: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the heads of keys and values: timm refuses it."""
+    if not _shares_heads(given):
+        return []
+    counts, heads, depth = given["num_kv_heads"], given["num_heads"], given["depth"]
+    found = f"num_kv_heads={counts!r}"
+    if isinstance(counts, list | tuple) and len(counts) != depth:
+        return [f"{found} has {len(counts)} numbers for depth={depth}"]
+    if any(heads % count for count in (counts if isinstance(counts, list | tuple) else [counts])):
+        return [f"{found} beside num_heads={heads}, which they must divide"]
+    if given["use_post_norm"] or given["qkv_fused"] or given["attn_type"] != "rope":
+        return [f"{found}, which timm takes with use_post_norm=False, qkv_fused=False and attn_type='rope'"]
+    return []
+
+
+def _shares_heads(given: Mapping[str, Any]) -> bool:
+    """Return whether queries share keys and values in a block; None has as many heads as those."""
+    counts = given["num_kv_heads"]
+    counts = counts if isinstance(counts, list | tuple) else [counts]
+    return not set(counts) <= {None, given["num_heads"]}
+
+
+def joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of our config that depend on several arguments, or on part of one."""
+    after = given["global_pool"] == "avg" if given["use_fc_norm"] is None else given["use_fc_norm"]
+    before = not after if given["use_post_transformer_norm"] is None else given["use_post_transformer_norm"]
+    norms = {(True, True): "both", (True, False): "before_pooling", (False, True): "after_pooling"}
+    has_scale = given["init_values"] is not None and not given["use_post_norm"]
+    return {
+        **_mlp_fields(given),
+        **_pooling_fields(given),
+        **_rotary_fields(given),
+        "patch_bias": not given["use_pre_transformer_norm"],
+        "block_type": "post_norm" if given["use_post_norm"] else "sequential",
+        "key_bias": given["attn_type"] == "rope" or not given["qkv_bias"],
+        "layer_scale_init_value": given["init_values"] if has_scale else None,
+        "gain_on_mlp": not (has_scale and given["attn_only_layer_scale"]),
+        "num_key_value_heads": given["num_kv_heads"] if _shares_heads(given) else None,
+        "final_norm": norms.get((bool(before), bool(after)), "none"),
+    }
+
+
+def _mlp_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the MLP: timm packs gate and value unless something is between them."""
+    width, align_to = int(given["embed_dim"] * given["mlp_ratio"]), given["swiglu_align_to"]
+    if not given["swiglu_mlp"]:
+        return {"intermediate_size": width, "mlp_type": "mlp", "hidden_act": "gelu"}
+    if not given["scale_mlp"] and (given["use_post_norm"] or not align_to):
+        return {"intermediate_size": width, "mlp_type": "swiglu_packed", "hidden_act": "silu"}
+    aligned = width + (-width % align_to if align_to else 0)
+    return {"intermediate_size": aligned, "mlp_type": "swiglu", "hidden_act": "silu"}
+
+
+def _pooling_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the pooling: only that by attention reads the tokens before the patches."""
+    if given["global_pool"] != "map":
+        return {}
+    heads, ratio = given["attn_pool_num_heads"], given["attn_pool_mlp_ratio"]
+    usual = int(given["embed_dim"] * given["mlp_ratio"])
+    width = int(given["embed_dim"] * (ratio or given["mlp_ratio"]))
+    return {
+        "pool_prefix_tokens": True,
+        "pooling_num_attention_heads": None if heads in (None, given["num_heads"]) else heads,
+        "pooling_intermediate_size": None if width == usual else width,
+    }
+
+
+def _rotary_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the rotation.
+
+    For one size of images timm keeps cosines and sines, which a cast of the model rounds; for any size it computes them
+    in float32. Those of learned frequencies have the dtype of these.
+    """
+    if not given["use_rot_pos_emb"]:
+        rotary = [one.field for one in ARGUMENTS if one.field is not None and one.field.startswith("rotary_")]
+        return {name: getattr(PlainViTConfig, name) for name in rotary}
+    kind = given["rope_type"]
+    reference = given["ref_feat_shape"]
+    fields: dict[str, Any] = {
+        "rotary_embedding_type": ROTATIONS[kind],
+        "rotary_coordinates": "centered" if kind == "dinov3" else "index",
+        "rotary_frequencies": "period" if kind == "dinov3" else "inverse",
+        "rotary_dtype": "float32" if given["dynamic_img_size"] and kind != "mixed" else "weights",
+        "rotary_reference_grid": pair(reference) if reference is not None and kind == "cat" else None,
+    }
+    if kind == "mixed":
+        fields["rotary_offset"] = 0.0
+    return fields
+
+
+def joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
+    """Return the arguments that depend on several fields of our config."""
+    dropout, kind = config.embedding_dropout_prob, config.rotary_embedding_type
+    centered = config.rotary_coordinates == "centered"
+    width = config.pooling_intermediate_size
+    resamples = config.position_resampling == "bicubic_antialias" and not config.drop_partial_patches
+    before, after = (config.final_norm in (place, "both") for place in ("before_pooling", "after_pooling"))
+    return {
+        "swiglu_mlp": config.mlp_type != "mlp",
+        "swiglu_align_to": int(config.mlp_type == "swiglu" and not config.mlp_inner_norm),
+        "attn_type": "rope" if (config.qkv_bias and config.key_bias) or config.num_key_value_heads else "eva",
+        "pos_drop_rate": config.hidden_dropout_prob if dropout is None else dropout,
+        "use_rot_pos_emb": kind != "none",
+        "rope_type": "mixed" if kind == "mixed" else "dinov3" if centered else "cat",
+        "use_post_norm": config.block_type == "post_norm",
+        "use_post_transformer_norm": None if before != after else before,
+        "use_fc_norm": None if after == (config.pooling == "mean") else after,
+        "attn_pool_num_heads": config.pooling_num_attention_heads,
+        "attn_pool_mlp_ratio": None if width is None else ratio_of(width, config.hidden_size),
+        "dynamic_img_size": config.rotary_dtype == "float32" if kind == "axial" else resamples,
+    }
+
+
+def separate_by_default(config: PlainViTConfig) -> bool:
+    """Return whether timm's own architectures keep three projections in such a model.
+
+    Those of EVA-02 of base size and above do, and Sapiens2, whose keys and values are narrower than its queries.
+    """
+    return (config.mlp_type == "swiglu" and config.mlp_inner_norm) or config.num_key_value_heads is not None

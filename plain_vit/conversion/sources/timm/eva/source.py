@@ -1,0 +1,160 @@
+"""timm's Eva as a source: its tensors, live modules and state dicts."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import nn
+
+from .....configuration_plain_vit import PlainViTConfig
+from .....errors import ExportError
+from ....engine import IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row
+from ....format import Description, StateDict
+from ..shapes import part_of
+from ..table_constructor import TableConstructor
+from ..tables import EMBEDDING_ROWS, HEAD_ROWS, mlp_rows
+from . import originals
+from .architectures import ARCHITECTURES
+from .arguments import ARGUMENTS, DEFAULTS, joint_arguments, joint_fields, separate_by_default, without_counterpart
+from .modules import CLASSES, EvaParts, changed_buffers
+
+FUSED, SEPARATE = "eva", "eva_separate"
+BLOCK, LAYER = "blocks.{}", "vit.layers.{}"
+QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
+
+BLOCK_ROWS = [
+    Row(f"{BLOCK}.norm1", f"{LAYER}.layernorm_before"),
+    Row(f"{BLOCK}.attn.q_norm", f"{LAYER}.attention.q_norm"),
+    Row(f"{BLOCK}.attn.k_norm", f"{LAYER}.attention.k_norm"),
+    Row(f"{BLOCK}.attn.norm", f"{LAYER}.attention.norm"),
+    Row(f"{BLOCK}.attn.proj", f"{LAYER}.attention.o_proj"),
+    Row(f"{BLOCK}.gamma_1", f"{LAYER}.layer_scale1.weight"),
+    Row(f"{BLOCK}.norm2", f"{LAYER}.layernorm_after"),
+    Row(f"{BLOCK}.gamma_2", f"{LAYER}.layer_scale2.weight"),
+    Row("rope.freqs", "vit.rotary_embedding.frequencies"),
+]
+SEPARATE_ROWS = [Row(f"{BLOCK}.attn.{name}_proj", f"{LAYER}.attention.{name}_proj") for name in "qkv"]
+FUSED_ROWS = [Row(f"{BLOCK}.attn.qkv", QKV, SPLIT_QKV)]
+WITHOUT_KEY_BIAS_ROWS = [
+    Row(f"{BLOCK}.attn.qkv.weight", tuple(f"{name}.weight" for name in QKV), SPLIT_QKV),
+    Row(f"{BLOCK}.attn.q_bias", f"{LAYER}.attention.q_proj.bias"),
+    Row(f"{BLOCK}.attn.v_bias", f"{LAYER}.attention.v_proj.bias"),
+]
+# Parts of its tensors that no VisionTransformer has; what it is if it has none of them, no tensor shows.
+CERTAIN = {
+    "rope.freqs",
+    *(f"{BLOCK}.attn.{name}" for name in ("q_bias", "v_bias", "q_proj", "k_proj", "v_proj")),
+}
+
+
+class Eva(TableConstructor):
+    """timm's Eva.
+
+    Its layouts are "eva", with one projection for queries, keys and values, "eva_separate", with three, and those of
+    the original files.
+    """
+
+    name = "Eva"
+    class_path = "timm.models.eva.Eva"
+    layouts = (FUSED, SEPARATE, *originals.LAYOUTS)
+    old_layouts = originals.LAYOUTS
+    architectures = ARCHITECTURES
+    defaults = DEFAULTS
+    arguments = ARGUMENTS
+    silent_arguments = frozenset({"head_init_scale"})
+    parts = EvaParts
+    classes = CLASSES
+    blocks = ("EvaBlock", "EvaBlockPostNorm")
+    free = ("attn_type", "dynamic_img_size", "rope_rotate_half")
+    unseen = "how queries and keys are rotated, if they are"
+
+    def layout_of(self, arguments: Mapping[str, Any]) -> str:
+        """Return the layout of the tensors for arguments of timm's."""
+        return FUSED if {**DEFAULTS, **arguments}["qkv_fused"] else SEPARATE
+
+    def shown(self, tensors: StateDict) -> StateDict:
+        """Return the tensors by timm's names, at least those that show channels, patches, grid and classes."""
+        layout = originals.layout_of(tensors)
+        return tensors if layout is None else originals.shown(tensors, layout)
+
+    def described(self, arguments: Mapping[str, Any], tensors: StateDict, fields: Mapping[str, Any]) -> Description:
+        """Return config, layout and ignored tensors of a state dict."""
+        layout = originals.layout_of(tensors)
+        if layout is None:
+            return super().described(arguments, tensors, fields)
+        return originals.described(self.config_of(arguments, **fields), tensors, layout)
+
+    def without_counterpart(self, given: Mapping[str, Any]) -> list[str]:
+        """Return the arguments, and combinations of them, without a counterpart in our model."""
+        return without_counterpart(given)
+
+    def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that keep the last norms where the pooling is changed after construction."""
+        where = self.config_of(arguments).final_norm
+        return {"use_post_transformer_norm": where in ("before_pooling", "both"),
+                "use_fc_norm": where in ("after_pooling", "both")}  # fmt: skip
+
+    def joint_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of our config that depend on several arguments, or on part of one."""
+        return joint_fields(given)
+
+    def joint_arguments(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
+        """Return the arguments that depend on several fields of our config, or on the layout."""
+        return {**joint_arguments(config), "qkv_fused": self._is_fused(config, layout)}
+
+    def lost(self, config: PlainViTConfig, arguments: Mapping[str, Any]) -> list[str]:
+        """Return the fields of our config that a model with these arguments would not have."""
+        lost = super().lost(config, arguments)
+        resamples = arguments["dynamic_img_size"] and arguments["use_abs_pos_emb"]
+        if resamples and config.position_resampling != "bicubic_antialias":
+            lost.append(f"position_resampling={config.position_resampling!r} (there it would be 'bicubic_antialias')")
+        return lost
+
+    def changed_buffers(self, module: Any) -> list[str]:
+        """Return the buffers that are not saved, and whose values are not those that timm computes."""
+        return changed_buffers(module)
+
+    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
+        """Return the table of tensors; without a layout that of `build`."""
+        if layout in originals.LAYOUTS:
+            return originals.rows(self.rows(config, FUSED), config, layout)
+        kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
+        projection = Row("patch_embed.proj.weight", "vit.embeddings.patch_embeddings.projection.weight", kernel)
+        fused = WITHOUT_KEY_BIAS_ROWS if config.qkv_bias and not config.key_bias else FUSED_ROWS
+        attention = fused if self._is_fused(config, layout) else SEPARATE_ROWS
+        mlp = mlp_rows(f"{BLOCK}.mlp", f"{LAYER}.mlp", config)
+        return [projection, *EMBEDDING_ROWS, *BLOCK_ROWS, *attention, *mlp, *HEAD_ROWS]
+
+    def construct(self, arguments: dict[str, Any]) -> nn.Module:
+        """Return the model that timm builds from these arguments."""
+        from timm.models import eva
+
+        return eva.Eva(**arguments)
+
+    def claims(self, config: PlainViTConfig) -> bool:
+        """Return whether a model has parts that this class has and the VisionTransformer has not."""
+        if config.relative_position_bias != "none":
+            return False
+        return config.rotary_embedding_type != "none" or (config.qkv_bias and not config.key_bias)
+
+    def is_certain(self, names: Collection[str]) -> bool:
+        """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
+        if originals.layout_of(names) is not None:
+            return True
+        parts = {part_of(name) for name in names}
+        return bool(parts & CERTAIN) and parts <= self._parts()
+
+    def _parts(self) -> set[str]:
+        """Return the parts of the names of its tensors, as `part_of` names them."""
+        rows = [*EMBEDDING_ROWS, *BLOCK_ROWS, *SEPARATE_ROWS, *FUSED_ROWS, *WITHOUT_KEY_BIAS_ROWS, *HEAD_ROWS]
+        for gated in ("mlp", "swiglu"):
+            rows += mlp_rows(f"{BLOCK}.mlp", f"{LAYER}.mlp", PlainViTConfig(mlp_type=gated))
+        return {part_of(str(row.source).replace("{}", "0")) for row in rows} | {"patch_embed.proj"}
+
+    def _is_fused(self, config: PlainViTConfig, layout: str | None) -> bool:
+        """Return whether one projection makes queries, keys and values."""
+        if layout == FUSED and config.num_key_value_heads is not None:
+            raise ExportError(f"queries are wider than keys and values: use layout {SEPARATE!r}, not {FUSED!r}")
+        return not separate_by_default(config) if layout is None else layout == FUSED
+
+
+EVA = Eva()

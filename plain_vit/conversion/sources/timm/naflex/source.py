@@ -1,0 +1,321 @@
+"""timm's NaFlexVit as a source: its arguments, tensors and live modules.
+
+Source: timm 1.0.31, `timm/models/naflexvit.py`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from .....configuration_plain_vit import PlainViTConfig
+from .....errors import MappingError
+from ....engine import Row, each
+from ....format import Hints, StateDict
+from ....infer import pair
+from ..arguments import ACTIVATIONS, NORMS, QK_NORMS, Argument, ratio_of
+from ..table_constructor import ARGUMENTS, Parts, TableConstructor
+from ..tables import HEAD_ROWS, sequential_rows
+from .architectures import ARCHITECTURES
+
+KERNEL = "embeds.proj.weight"
+POOLINGS = {"map": "map", "avg": "mean", "token": "cls", "": "none", "max": "max", "avgmax": "mean_max"}
+POSITIONS = {"learned": "learned", "factorized": "factorized", "none": "none", "": "none"}
+TABLES = ("learned", "factorized")
+MODES = {"bicubic": "bicubic", "bilinear": "bilinear"}
+PROJECTIONS = {"linear": "linear", "conv": "conv"}
+
+# Arguments that no entrypoint changes, without a counterpart in our model unless they have this value.
+CLOSED: dict[str, Any] = {
+    "num_kv_heads": None, "dynamic_img_pad": False, "patchify_channels_last": True, "enable_patch_interpolator": False,
+    "pos_embed_use_grid_sample": False, "rope_type": "", "attn_type": "standard", "attn_gated": False,
+    "swiglu_mlp": False, "attn_only_layer_scale": False, "block_fn": None, "mlp_layer": None, "attn_layer": None,
+    "input_norm_layer": None,
+}  # fmt: skip
+
+EMBEDDINGS = "vit.embeddings"
+GRID_TABLE = each(  # a map of positions there
+    "GRID_TABLE",
+    lambda table, config: table.flatten(0, 2),
+    lambda table, config: table.unflatten(0, config.grid_size)[None],
+)
+AXIS_TABLE = each("AXIS_TABLE", lambda table, config: table.squeeze(0), lambda table, config: table.unsqueeze(0))
+EMBEDDING_ROWS = [
+    Row("embeds.cls_token", f"{EMBEDDINGS}.cls_token"),
+    Row("embeds.reg_token", f"{EMBEDDINGS}.register_tokens"),
+    Row("embeds.pos_embed", f"{EMBEDDINGS}.position_embeddings.weight", GRID_TABLE),
+    Row("embeds.pos_embed_y", f"{EMBEDDINGS}.position_embeddings.rows", AXIS_TABLE),
+    Row("embeds.pos_embed_x", f"{EMBEDDINGS}.position_embeddings.columns", AXIS_TABLE),
+    Row("embeds.proj.bias", f"{EMBEDDINGS}.patch_embeddings.projection.bias"),
+    Row("embeds.norm", f"{EMBEDDINGS}.patch_embeddings.post_norm"),
+    Row("norm_pre", f"{EMBEDDINGS}.norm"),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class NaFlexParts(Parts):
+    """The parts of a live NaFlexVit that the arguments are read from."""
+
+    @property
+    def embeds(self) -> Any:
+        """The module of patches, tokens and positions."""
+        return self.model.embeds
+
+    @property
+    def img_size(self) -> tuple[int, int]:
+        """Pixels of the grid of its positions."""
+        rows, columns = self.embeds.pos_embed_grid_size or (1, 1)
+        return rows * self.embeds.patch_size[0], columns * self.embeds.patch_size[1]
+
+    @property
+    def rope_type(self) -> str:
+        """The class of its rotation; empty if it has none."""
+        return "" if self.model.rope is None else type(self.model.rope).__name__
+
+    @property
+    def attn_pool_mlp_ratio(self) -> float | None:
+        """Width inside the MLP of the pooling over the width."""
+        pool = self.model.attn_pool
+        return None if pool is None else ratio_of(pool.mlp.fc1.out_features, self.model.embed_dim)
+
+    def has(self, name: str) -> bool:
+        """Return whether a part of the model is not the identity."""
+        return not isinstance(getattr(self.model, name), nn.Identity)
+
+
+def _own_arguments() -> tuple[Argument, ...]:
+    """Return the arguments of this class alone, and those that it names or places otherwise than the others."""
+    return (
+        Argument("img_size", 256, "image_size", module=lambda m: m.img_size),
+        Argument("patch_size", 16, "patch_size", module=lambda m: tuple(m.embeds.patch_size)),
+        Argument("norm_layer", "layernorm", "norm_type", NORMS | {None: "layer_norm"},
+                 module=lambda m: m.name_of(m.block.norm1)),
+        Argument("act_layer", "gelu", "hidden_act", ACTIVATIONS | {None: "gelu"},
+                 module=lambda m: m.name_of(m.mlp.act)),
+        Argument("global_pool", "map", "pooling", POOLINGS, module=lambda m: m.model.global_pool),
+        Argument("qkv_bias", True, "qkv_bias", module=lambda m: m.attention.qkv.bias is not None),
+        Argument("qk_norm", False, "qk_norm", QK_NORMS,
+                 module=lambda m: not isinstance(m.attention.q_norm, nn.Identity)),
+        Argument("proj_bias", True, "mlp_bias", module=lambda m: m.attention.proj.bias is not None),
+        Argument("scale_mlp_norm", False, "mlp_inner_norm", module=lambda m: not isinstance(m.mlp.norm, nn.Identity)),
+        Argument("scale_attn_inner_norm", False, "attention_inner_norm",
+                 module=lambda m: not isinstance(m.attention.norm, nn.Identity)),
+        Argument("init_values", None, "layer_scale_init_value",
+                 module=lambda m: getattr(m.block.ls1, "init_values", None)),
+        Argument("pos_drop_rate", 0.0, "embedding_dropout_prob", module=lambda m: m.embeds.pos_drop.p),
+        Argument("patch_drop_rate", 0.0, "patch_dropout_prob",
+                 module=lambda m: getattr(m.model.patch_drop, "prob", 0.0)),
+        Argument("class_token", False, "use_class_token", module=lambda m: m.embeds.cls_token is not None),
+        Argument("reg_tokens", 0, "num_register_tokens", module=lambda m: m.model.num_reg_tokens),
+        Argument("pos_embed", "learned", "position_embedding_type", POSITIONS,
+                 module=lambda m: m.embeds.pos_embed_type),
+        Argument("pos_embed_interp_mode", "bicubic", None, MODES, module=lambda m: m.embeds.pos_embed_interp_mode),
+        Argument("pos_embed_ar_preserving", False, "position_resampling_to_square",
+                 module=lambda m: m.embeds.pos_embed_ar_preserving),
+        Argument("pos_embed_antialias", True, module=lambda m: m.embeds.pos_embed_antialias),
+        Argument("pos_embed_align_corners", False, module=lambda m: m.embeds.pos_embed_align_corners),
+        Argument("embed_proj_type", "linear", "patch_projection", PROJECTIONS,
+                 module=lambda m: "linear" if m.embeds.is_linear else "conv"),
+        Argument("embed_norm_layer", None,
+                 module=lambda m: None if isinstance(m.embeds.norm, nn.Identity) else m.name_of(m.embeds.norm)),
+        Argument("pre_norm", False, "embedding_norm", module=lambda m: m.has("norm_pre")),
+        Argument("final_norm", True, module=lambda m: m.has("norm") or m.has("fc_norm")),
+        Argument("fc_norm", None, module=lambda m: m.has("fc_norm")),
+        Argument("pool_include_prefix", False, "pool_prefix_tokens", module=lambda m: m.model.pool_include_prefix),
+        Argument("attn_pool_num_heads", None, module=lambda m: getattr(m.model.attn_pool, "num_heads", None)),
+        Argument("attn_pool_mlp_ratio", None, module=lambda m: m.attn_pool_mlp_ratio),
+        Argument("dynamic_img_pad", False, module=lambda m: m.embeds.dynamic_img_pad),
+        Argument("patchify_channels_last", True, module=lambda m: m.embeds.channels_last),
+        Argument("enable_patch_interpolator", False, module=lambda m: m.embeds.enable_patch_interpolator),
+        Argument("pos_embed_use_grid_sample", False, module=lambda m: m.embeds.pos_embed_use_grid_sample),
+        Argument("rope_type", "", module=lambda m: m.rope_type),
+    )  # fmt: skip
+
+
+def _unread(value: Any, parts: NaFlexParts) -> Any:
+    return value
+
+
+OWN = _own_arguments()
+# Those of code that no entrypoint passes have no part that shows them: the comparison of modules finds it.
+UNREAD = tuple(
+    Argument(name, value, module=functools.partial(_unread, value))
+    for name, value in CLOSED.items()
+    if name not in {one.name for one in OWN}
+)
+
+
+class NaFlexVit(TableConstructor):
+    """timm's NaFlexVit, without a rotation."""
+
+    name = "NaFlexVit"
+    class_path = "timm.models.naflexvit.NaFlexVit"
+    layouts = ("naflexvit",)
+    architectures = ARCHITECTURES
+    arguments = (*(one for one in ARGUMENTS if one.name not in {own.name for own in OWN}), *OWN, *UNREAD)
+    defaults = {argument.name: argument.default for argument in arguments}
+    # Rotations have settings that act only with one; the mask of keys alone changes no token that is not padding.
+    silent_arguments = frozenset({
+        "weight_init", "fix_init", "pos_embed_grid_size", "use_key_only_attn_mask", "qkv_fused", "swiglu_align_to",
+        "rope_temperature", "rope_ref_feat_shape", "rope_grid_offset", "rope_grid_indexing", "rope_rotate_half",
+        "rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords", "rope_mrope_section",
+    })  # fmt: skip
+    code_only = ("norm_eps",)
+    parts = NaFlexParts
+    blocks = ("Block",)
+    # Without a map of positions some of these change nothing, and our config does not say them.
+    free = ("pos_embed_interp_mode", "pos_embed_antialias", "pos_embed_align_corners", "pos_embed_ar_preserving")
+    block_module = "timm.models.vision_transformer"
+    unseen = "how positions are resampled, nor the number of heads"
+    any_size = True
+
+    def layout_of(self, arguments: Mapping[str, Any]) -> str:
+        """Return the layout of the tensors for arguments of timm's."""
+        return self.layouts[0]
+
+    def without_counterpart(self, given: Mapping[str, Any]) -> list[str]:
+        """Return the arguments, and combinations of them, without a counterpart in our model."""
+        closed = {name: given[name] for name, only in CLOSED.items() if given[name] not in (only, None, "", "none")}
+        unknown = [f"{name}={value!r}" for name, value in closed.items()]
+        if given["embed_norm_layer"] not in (None, given["norm_layer"]):
+            unknown.append(f"embed_norm_layer={given['embed_norm_layer']!r} beside norm_layer={given['norm_layer']!r}")
+        if given["pos_embed_antialias"] and given["pos_embed_align_corners"] and given["pos_embed"] == "learned":
+            unknown.append("pos_embed_align_corners=True with pos_embed_antialias=True")
+        if given["global_pool"] == "token" and not given["class_token"]:
+            unknown.append("global_pool='token' without a class token, which timm refuses")
+        return unknown
+
+    def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that keep the last norms where the pooling is changed after construction."""
+        return {"fc_norm": self.config_of(arguments).final_norm == "after_pooling"}
+
+    def joint_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of our config that depend on several arguments, or on part of one."""
+        after = given["global_pool"] == "avg" if given["fc_norm"] is None else given["fc_norm"]
+        fields = {
+            "position_embedding_on_prefix": False,
+            "position_resampling": _resampling(given),
+            "position_resampling_to_square": bool(given["pos_embed_ar_preserving"]) and given["pos_embed"] in TABLES,
+            "patch_bias": not given["pre_norm"],
+            "patch_post_norm": given["embed_norm_layer"] is not None,
+            "attention_output_bias": given["proj_bias"],
+            "layer_scale_init_value": given["init_values"] or None,
+            "final_norm": "none" if not given["final_norm"] else "after_pooling" if after else "before_pooling",
+        }
+        if given["global_pool"] == "map":
+            heads, ratio = given["attn_pool_num_heads"], given["attn_pool_mlp_ratio"] or given["mlp_ratio"]
+            width, usual = (int(given["embed_dim"] * one) for one in (ratio, given["mlp_ratio"]))
+            fields["pooling_num_attention_heads"] = None if heads in (None, given["num_heads"]) else heads
+            fields["pooling_intermediate_size"] = None if width == usual else width
+        return fields
+
+    def joint_arguments(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
+        """Return the arguments that depend on several fields of our config, or on the layout."""
+        dropout, width = config.embedding_dropout_prob, config.pooling_intermediate_size
+        mode, _, option = config.position_resampling.partition("_")
+        learned, after = config.position_embedding_type == "learned", config.final_norm == "after_pooling"
+        resampled = {
+            "pos_embed_interp_mode": mode,
+            "pos_embed_antialias": option == "antialias",
+            "pos_embed_align_corners": option == "align_corners",
+        }
+        return {
+            **(resampled if learned and mode in MODES else {}),
+            "pos_drop_rate": config.hidden_dropout_prob if dropout is None else dropout,
+            "embed_norm_layer": "layernorm" if config.norm_type == "layer_norm" else "rmsnorm",
+            **({} if config.patch_post_norm else {"embed_norm_layer": None}),
+            "final_norm": config.final_norm != "none",
+            "fc_norm": None if after == (config.pooling == "mean") or config.final_norm == "none" else after,
+            "attn_pool_num_heads": config.pooling_num_attention_heads,
+            "attn_pool_mlp_ratio": None if width is None else ratio_of(width, config.hidden_size),
+        }
+
+    def lost(self, config: PlainViTConfig, arguments: Mapping[str, Any]) -> list[str]:
+        """Return the fields of our config that a model with these arguments would not have, for images of any size."""
+        given = {**self.defaults, **arguments}
+        lost = super().lost(config, given)
+        if config.position_embedding_type in TABLES:
+            there = self.joint_fields(given)["position_resampling"]
+            if config.position_resampling != there:
+                lost.append(f"position_resampling={config.position_resampling!r} (there it would be {there!r})")
+        return lost
+
+    def changed_buffers(self, module: Any) -> list[str]:
+        """Return nothing: it has no buffers."""
+        return []
+
+    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
+        """Return the table of tensors."""
+        projection = Row(KERNEL, f"{EMBEDDINGS}.patch_embeddings.projection.weight")
+        return [projection, *EMBEDDING_ROWS, *sequential_rows(config), *HEAD_ROWS]
+
+    def construct(self, arguments: dict[str, Any]) -> nn.Module:
+        """Return the model that timm builds from these arguments."""
+        from timm.models import naflexvit
+
+        given = {name: value for name, value in arguments.items() if CLOSED.get(name, ...) != value}
+        outside = {name: given.pop(name) for name in ("in_chans", "num_classes")}
+        size = zip(pair(given.pop("img_size")), pair(given["patch_size"]), strict=True)
+        given["pos_embed_grid_size"] = tuple(pixels // patch for pixels, patch in size)
+        given["act_layer"] = None if given["act_layer"] == "gelu" else given["act_layer"]
+        given["embed_norm_layer"] = given["norm_layer"] if given["embed_norm_layer"] else None
+        return naflexvit.NaFlexVit(naflexvit.NaFlexVitCfg(**given), **outside)
+
+    def claims(self, config: PlainViTConfig) -> bool:
+        """Return whether a model has parts that this class has and the VisionTransformer has not."""
+        return config.position_embedding_type == "factorized" or config.position_resampling_to_square
+
+    def is_certain(self, names: Collection[str]) -> bool:
+        """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
+        return KERNEL in names
+
+    def native_size(self, config: PlainViTConfig) -> dict[str, Any]:
+        """Return the argument with the size of the table of positions."""
+        return {"pos_embed_grid_size": config.grid_size}
+
+    def could_be(self, arguments: Mapping[str, Any], tensors: StateDict) -> bool:
+        """Return whether the width is that of the tensors."""
+        return KERNEL in tensors and bool(tensors[KERNEL].shape[0] == arguments["embed_dim"])
+
+    def head_and_channels(self, arguments: Mapping[str, Any], tensors: StateDict) -> dict[str, Any]:
+        """Return the arguments that the tensors show, and that every user changes."""
+        head, kernel = tensors.get("head.weight"), tensors.get(KERNEL)
+        if kernel is None:
+            raise MappingError("a NaFlexVit of timm has a projection of patches:", [f"missing: {KERNEL!r}"])
+        height, width = pair(arguments["patch_size"])
+        channels = kernel.shape[1] if kernel.ndim == 4 else kernel.shape[1] // (height * width)
+        return {"num_classes": 0 if head is None else head.shape[0], "in_chans": channels}
+
+    def position_rows(self, tensors: StateDict) -> str:
+        """Return what shows the number of patches."""
+        return "its positions are a map"
+
+    def _image_size(
+        self, arguments: Mapping[str, Any], tensors: StateDict, hints: Hints, stated: Sequence[tuple[Any, str]]
+    ) -> tuple[Any, str] | list[tuple[int, int]]:
+        """Return the image size and its origin: the shape of the positions shows it."""
+        height, width = pair(arguments["patch_size"])
+        if "embeds.pos_embed" in tensors and tensors["embeds.pos_embed"].ndim == 4:
+            rows, columns = tensors["embeds.pos_embed"].shape[1:3]
+            return (rows * height, columns * width), "the map of positions"
+        if "embeds.pos_embed_y" in tensors and "embeds.pos_embed_x" in tensors:
+            rows, columns = (tensors[f"embeds.pos_embed_{axis}"].shape[1] for axis in "yx")
+            return (rows * height, columns * width), "the tables of positions"
+        size = hints.image_size or arguments["img_size"]
+        return pair(size), "no position depends on it"
+
+
+def _resampling(given: Mapping[str, Any]) -> str:
+    """Return our name of the way that positions are resampled."""
+    if given["pos_embed"] != "learned":
+        return "bilinear"
+    option = {(True, False): "_antialias", (False, True): "_align_corners", (False, False): ""}
+    return (
+        MODES[given["pos_embed_interp_mode"]]
+        + option[bool(given["pos_embed_antialias"]), bool(given["pos_embed_align_corners"])]
+    )
+
+
+NAFLEX = NaFlexVit()

@@ -1,0 +1,170 @@
+"""timm's Beit: BEiT, and BEiT v2."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from .....configuration_plain_vit import PlainViTConfig
+from .....positions_plain_vit import distances_of
+from ....engine import IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensors, Transform
+from ....format import Description, Hints, StateDict
+from ..arguments import Argument
+from ..tables import EMBEDDING_ROWS, HEAD_ROWS, mlp_rows
+from .beit_architectures import ARCHITECTURES
+from .constructor import ARGUMENTS, OUR_BIAS, OUR_SHARED_BIAS, TABLE, RelativeConstructor
+
+BLOCK, LAYER = "blocks.{}", "vit.layers.{}"
+QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
+
+BLOCK_ROWS = [
+    Row(f"{BLOCK}.norm1", f"{LAYER}.layernorm_before"),
+    Row(f"{BLOCK}.attn.qkv.weight", tuple(f"{name}.weight" for name in QKV), SPLIT_QKV),
+    Row(f"{BLOCK}.attn.q_bias", f"{LAYER}.attention.q_proj.bias"),
+    Row(f"{BLOCK}.attn.v_bias", f"{LAYER}.attention.v_proj.bias"),
+    Row(f"{BLOCK}.attn.{TABLE}", f"{OUR_BIAS}.table"),
+    Row(f"{BLOCK}.attn.proj", f"{LAYER}.attention.o_proj"),
+    Row(f"{BLOCK}.gamma_1", f"{LAYER}.layer_scale1.weight"),
+    Row(f"{BLOCK}.norm2", f"{LAYER}.layernorm_after"),
+    Row(f"{BLOCK}.gamma_2", f"{LAYER}.layer_scale2.weight"),
+    Row(f"rel_pos_bias.{TABLE}", f"{OUR_SHARED_BIAS}.table"),
+]
+# Integers that timm computes from the grid, and that its early releases saved: the distances of all pairs of tokens.
+INDEX = "relative_position_index"
+
+
+def _without_index(tensors: Tensors, config: PlainViTConfig) -> Tensors:
+    """Return a table, after comparing the integers beside it with those that we compute."""
+    table, index = tensors
+    if not index.is_meta and not torch.equal(index, _index(config)):
+        raise ValueError(f"the latter are not the distances of all pairs of tokens on a grid of {config.grid_size}")
+    return [table]
+
+
+def _index(config: PlainViTConfig) -> torch.Tensor:
+    distances = distances_of(config, config.grid_size, torch.device("cpu"))
+    return torch.empty(0) if distances is None else distances.of_pairs
+
+
+WITH_INDEX = Transform("WITH_INDEX", _without_index, lambda tensors, config: [tensors[0], _index(config)])
+
+
+class Beit(RelativeConstructor):
+    """timm's Beit.
+
+    Its layouts are "beit", and "beit_index" with the integers that its early releases saved.
+    """
+
+    name = "Beit"
+    class_path = "timm.models.beit.Beit"
+    layouts = ("beit", "beit_index")
+    old_layouts = ("beit_index",)
+    architectures = ARCHITECTURES
+    silent_arguments = frozenset({"head_init_scale"})
+    blocks = ("Block",)
+    kinds = ("table",)
+    arguments = (
+        *ARGUMENTS,
+        Argument("qkv_bias", True, "qkv_bias", module=lambda m: m.attention.q_bias is not None),
+        Argument("swiglu_mlp", False, "mlp_type", {False: "mlp", True: "swiglu"},
+                 module=lambda m: m.name_of(m.mlp) != "Mlp"),
+        Argument("scale_mlp", False, "mlp_inner_norm", module=lambda m: not isinstance(m.mlp.norm, nn.Identity)),
+        Argument("pos_drop_rate", 0.0, "embedding_dropout_prob", module=lambda m: m.model.pos_drop.p),
+        Argument("init_values", None, "layer_scale_init_value", module=lambda m: m.block.init_values),
+        Argument("use_abs_pos_emb", True, "position_embedding_type", {True: "learned", False: "none"},
+                 module=lambda m: m.model.pos_embed is not None),
+        Argument("use_rel_pos_bias", False, module=lambda m: m.attention.relative_position_bias_table is not None),
+        Argument("use_shared_rel_pos_bias", False, module=lambda m: m.model.rel_pos_bias is not None),
+        Argument("use_fc_norm", None, module=lambda m: not isinstance(m.model.fc_norm, nn.Identity)),
+    )  # fmt: skip
+    defaults = {argument.name: argument.default for argument in arguments}
+
+    def without_counterpart(self, given: Mapping[str, Any]) -> list[str]:
+        """Return the combinations of arguments without a counterpart in our model."""
+        if given["use_rel_pos_bias"] and given["use_shared_rel_pos_bias"]:
+            return ["use_shared_rel_pos_bias=True beside use_rel_pos_bias=True, two biases whose sum each block adds"]
+        return []
+
+    def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that keep the last norms where the pooling is changed after construction."""
+        return {"use_fc_norm": self.config_of(arguments).final_norm == "after_pooling"}
+
+    def joint_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of our config that depend on several arguments, or on part of one."""
+        after = given["global_pool"] == "avg" if given["use_fc_norm"] is None else given["use_fc_norm"]
+        shared = bool(given["use_shared_rel_pos_bias"])
+        return {
+            "hidden_act": "silu" if given["swiglu_mlp"] else "gelu",
+            "key_bias": not given["qkv_bias"],
+            "layer_scale_init_value": given["init_values"] or None,
+            "relative_position_bias": "table" if shared or given["use_rel_pos_bias"] else "none",
+            "relative_position_shared": shared,
+            "relative_position_resampling": "geometric",
+            "final_norm": "after_pooling" if after else "before_pooling",
+        }
+
+    def joint_arguments(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
+        """Return the arguments that depend on several fields of our config, or on the layout."""
+        dropout, has_table = config.embedding_dropout_prob, config.relative_position_bias == "table"
+        after = config.final_norm == "after_pooling"
+        return {
+            "pos_drop_rate": config.hidden_dropout_prob if dropout is None else dropout,
+            "use_rel_pos_bias": has_table and not config.relative_position_shared,
+            "use_shared_rel_pos_bias": has_table and config.relative_position_shared,
+            "use_fc_norm": None if after == (config.pooling == "mean") else after,
+        }
+
+    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
+        """Return the table of tensors."""
+        kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
+        projection = Row("patch_embed.proj.weight", "vit.embeddings.patch_embeddings.projection.weight", kernel)
+        mlp = mlp_rows(f"{BLOCK}.mlp", f"{LAYER}.mlp", config)
+        block = [_with_index(row) for row in BLOCK_ROWS] if layout == "beit_index" else BLOCK_ROWS
+        return [projection, *EMBEDDING_ROWS, *block, *mlp, *HEAD_ROWS]
+
+    def is_certain(self, names: Collection[str]) -> bool:
+        """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
+        return super().is_certain([name for name in names if not name.endswith(f".{INDEX}")])
+
+    def describe_checkpoint(
+        self,
+        name: str,
+        changes: Mapping[str, Any],
+        stated: Sequence[tuple[Any, str]],
+        tensors: StateDict,
+        hints: Hints,
+        source: str,
+        labels: Any,
+    ) -> Description:
+        """Return the configuration of the tensors of a named architecture, after checking that they match it."""
+        todays = _todays(tensors)
+        description = super().describe_checkpoint(name, changes, stated, todays, hints, source, labels)
+        return description if len(todays) == len(tensors) else replace(description, layout="beit_index")
+
+    def fitting(self, tensors: StateDict, hints: Hints) -> list[str]:
+        """Return the architectures whose tensors have these names and shapes, and the caller's hints."""
+        return super().fitting(_todays(tensors), hints)
+
+    def construct(self, arguments: dict[str, Any]) -> nn.Module:
+        """Return the model that timm builds from these arguments."""
+        from timm.models import beit
+
+        return beit.Beit(**arguments)
+
+
+def _with_index(row: Row) -> Row:
+    """Return the row of a table with the integers beside it; other rows unchanged."""
+    source = str(row.source)
+    if not source.endswith(TABLE):
+        return row
+    return Row((source, source.removesuffix(TABLE) + INDEX), row.ours, WITH_INDEX)
+
+
+def _todays(tensors: StateDict) -> dict[str, torch.Tensor]:
+    """Return the tensors that today's timm saves too."""
+    return {name: tensors[name] for name in tensors if not name.endswith(f".{INDEX}")}
+
+
+BEIT = Beit()

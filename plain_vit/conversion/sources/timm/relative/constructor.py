@@ -1,0 +1,136 @@
+"""What timm's two classes with relative positions share: the sizes that a table shows, and computed tensors.
+
+Source: timm 1.0.31, `timm/models/beit.py`, `timm/models/vision_transformer_relpos.py`, `timm/layers/pos_embed_rel.py`.
+"""
+
+import copy
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .....configuration_plain_vit import PlainViTConfig
+from .....errors import CheckpointError, MappingError
+from ....format import Hints, StateDict
+from ....infer import pair
+from .. import table_constructor
+from ..arguments import Argument
+from ..shapes import part_of
+from ..table_constructor import TableConstructor
+
+POOLINGS = {"avg": "mean", "token": "cls", "": "none"}
+
+TABLE = "relative_position_bias_table"
+OUR_BIAS, OUR_SHARED_BIAS = "vit.layers.{}.attention.relative_position_bias", "vit.relative_position_bias"
+
+ARGUMENTS = (
+    *table_constructor.ARGUMENTS,
+    Argument("global_pool", "avg", "pooling", POOLINGS, module=lambda m: m.model.global_pool),
+)
+
+
+class RelativeConstructor(TableConstructor):
+    """A class of timm with relative positions.
+
+    Attributes:
+        kinds: The kinds of relative positions that only this class has.
+    """
+
+    kinds: tuple[str, ...]
+    unseen = "the epsilon of the norms"
+
+    def layout_of(self, arguments: Mapping[str, Any]) -> str:
+        """Return the layout of the tensors: there is one."""
+        return self.layouts[0]
+
+    def is_certain(self, names: Collection[str]) -> bool:
+        """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
+        parts = {part_of(name) for name in names}
+        rows = [row for kind in ("mlp", "swiglu") for row in self.rows(PlainViTConfig(mlp_type=kind), None)]
+        own = {part_of(str(row.source).replace("{}", "0")) for row in rows}
+        return parts <= own and any("rel_pos" in part or part.endswith(TABLE) for part in parts)
+
+    def position_rows(self, tensors: StateDict) -> str:
+        """Return what shows the number of patches."""
+        table = _table(tensors)
+        return super().position_rows(tensors) if table is None else f"{TABLE} has {table.shape[0]} rows"
+
+    def changed_by_loading(self, config: PlainViTConfig) -> list[str]:
+        """Return what timm's own loader would change: a table with as many distances as a square grid."""
+        h, w = config.grid_size
+        distances = (2 * h - 1) * (2 * w - 1)
+        if config.relative_position_bias != "table" or h == w or math.isqrt(distances) ** 2 != distances:
+            return []
+        return [
+            f"the biases of a grid of {h} x {w} patches, {distances} distances, which it takes for those of a square"
+        ]
+
+    def claims(self, config: PlainViTConfig) -> bool:
+        """Return whether a model has parts that this class has and the VisionTransformer has not."""
+        return config.relative_position_bias in self.kinds
+
+    def changed_buffers(self, module: Any) -> list[str]:
+        """Return the buffers that are not saved, and whose values are not those that timm computes."""
+        faults = []
+        for path, part in module.named_modules():
+            buffers = {
+                name: buffer for name, buffer in part._buffers.items() if buffer is not None and not buffer.is_meta
+            }
+            if not buffers:
+                continue
+            fresh = copy.copy(part)
+            fresh._buffers = {name: torch.empty_like(buffer) for name, buffer in buffers.items()}
+            fresh.init_non_persistent_buffers()
+            faults += [
+                f"{path}.{name} has not the values of its settings, such as after a cast to another dtype and back: "
+                f"module.get_submodule({path!r}).init_non_persistent_buffers() computes them again"
+                for name, buffer in buffers.items()
+                if not torch.allclose(buffer, fresh._buffers[name], rtol=0, atol=_rounding(buffer))
+            ]
+        return faults
+
+    def _image_size(
+        self, arguments: Mapping[str, Any], tensors: StateDict, hints: Hints, stated: Sequence[tuple[Any, str]]
+    ) -> tuple[Any, str] | list[tuple[int, int]]:
+        """Return the image size and its origin, or the possible sizes: the table has a row for each distance."""
+        table = _table(tensors)
+        if table is None:
+            return super()._image_size(arguments, tensors, hints, stated)
+        config = self.config_of(arguments)
+        height, width = config.patch_shape
+        prefix = config.num_prefix_tokens
+        grids = _grids(table.shape[0] - 3 * prefix)
+        if "pos_embed" in tensors:
+            grids = [grid for grid in grids if math.prod(grid) + prefix == tensors["pos_embed"].shape[1]]
+        if hints.image_size is not None:
+            stated = [(hints.image_size, "the caller")]
+        for size, origin in stated:
+            if size is not None and (pair(size)[0] // height, pair(size)[1] // width) in grids:
+                return pair(size), f"{origin}, and the {table.shape[0]} rows of {TABLE}"
+        if not grids:
+            raise MappingError("the table has not a row for each distance of a grid:", [self.position_rows(tensors)])
+        if hints.image_size is not None:
+            raise CheckpointError(
+                f"image_size={hints.image_size!r} is not of a grid for which {self.position_rows(tensors)}: correct "
+                "image_size"
+            )
+        return [(rows * height, columns * width) for rows, columns in grids]
+
+
+def _table(tensors: StateDict) -> torch.Tensor | None:
+    """Return the first table of relative positions."""
+    return next((tensors[name] for name in tensors if name.endswith(f".{TABLE}")), None)
+
+
+def _grids(distances: int) -> list[tuple[int, int]]:
+    """Return the grids (down, across) with this number of distances, the squarest first."""
+    sides = [side for side in range(1, distances + 1, 2) if distances % side == 0] if distances % 2 else []
+    grids = [((side + 1) // 2, (distances // side + 1) // 2) for side in sides]
+    return sorted(grids, key=lambda grid: (abs(grid[0] - grid[1]), grid))
+
+
+def _rounding(buffer: torch.Tensor) -> float:
+    """Return how far the logarithms of a GPU are from those of a CPU; nothing for integers, and on the same device."""
+    exact = buffer.device.type == "cpu" or not buffer.is_floating_point()
+    return 0.0 if exact else max(1e-5, 8 * torch.finfo(buffer.dtype).eps)

@@ -1,0 +1,394 @@
+"""Weights of transformers without a `config.json`: the caller names the class, the tensors and the caller say the rest.
+
+The settings are those that a `config.json` would hold: the defaults of the class, what the tensors show, and what the
+caller gives. What changes outputs and is neither shown nor given is asked for.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from ....configuration_plain_vit import PlainViTConfig
+from ....errors import AmbiguousCheckpointError, CheckpointError, MappingError, few
+from ...engine import INDEX, Row, ignored_names, without_prefix
+from ...format import DROP_HEAD, Hints, Inference, StateDict
+from ...infer import grids, head_counts, image_sizes, pair, size_fault
+from .families import (
+    ARCHITECTURES,
+    CONTAINERS,
+    KERNEL,
+    LAYER,
+    POOLER_ROWS,
+    TABLE,
+    TOWER_CONFIGS,
+    Architecture,
+    gated_width,
+)
+from .installed import class_named, config_class
+
+# Candidates beside the default of the class.
+EPSILONS = (1e-6, 1e-5, 1e-12)
+ACTIVATIONS = ("gelu", "quick_gelu", "gelu_pytorch_tanh", "silu", "relu")
+CHANNELS = (3, 1, 4)
+
+QUERY, QUERY_NORM = f"{LAYER}.attention.q_proj.weight", f"{LAYER}.attention.q_norm.weight"
+FC1, REGISTERS = f"{LAYER}.mlp.fc1.weight", "vit.embeddings.register_tokens"
+SCORES = (f"{LAYER}.attention.relative_position_bias.table", "vit.relative_position_bias.table")
+TOKENS = ("vit.embeddings.cls_token", "vit.embeddings.distillation_token")
+# Settings that change outputs and that no tensor shows, taken from the defaults of the class, by our fields.
+ASSUMED = {"rotary_theta": "rope_theta", "representation_act": "pooler_act"}
+EITHER_MLP = [PlainViTConfig(mlp_type=kind) for kind in ("mlp", "swiglu")]
+
+
+def _names(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The tensors of a class, by our names.
+
+    Args:
+        architecture: The class.
+        tensors: Its tensors, without the prefix of the encoder.
+        hints: The caller's hints.
+    """
+
+    architecture: Architecture
+    tensors: StateDict
+    hints: Hints
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The rows of all layouts that the class has."""
+        family = self.architecture.family
+        rows = [row for config in EITHER_MLP for on_disk in (True, False) for row in family.rows_of(config, on_disk)]
+        return [*rows, *self.architecture.head]
+
+    def get(self, ours: str, layer: int = 0) -> torch.Tensor | None:
+        """Return what one of our tensors is made from; None if there is nothing."""
+        for row in self.rows:
+            names, sources = _names(row.ours), _names(row.source)
+            for place, name in enumerate(names):
+                leaf = ours.removeprefix(name)
+                if not ours.startswith(name) or leaf not in ("", ".weight", ".bias"):
+                    continue
+                apart = len(sources) == len(names)
+                source = sources[place if apart else 0].replace("{}", str(layer))
+                if (found := self.tensors.get(source + leaf)) is not None:
+                    return found if apart else found.chunk(len(names))[place]
+        return None
+
+    def has(self, ours: str) -> bool:
+        """Return whether one of our tensors is there."""
+        return self.get(ours) is not None
+
+    def there(self, ours: str) -> torch.Tensor:
+        """Return what one of our tensors is made from.
+
+        Raises:
+            MappingError: There is nothing.
+        """
+        if (found := self.get(ours)) is None:
+            raise MappingError("the tensors are not those of the class:", [f"nothing makes {ours.format(0)!r}"])
+        return found
+
+    @property
+    def width(self) -> int:
+        """Channels of a token."""
+        return self.there(KERNEL).shape[0]
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        sources = {str(row.source) for row in self.rows if row.ours == f"{LAYER}.layernorm_before"}
+        patterns = [re.compile(re.escape(source).replace(r"\{\}", INDEX) + r"\.weight") for source in sources]
+        matches = (pattern.fullmatch(name) for pattern in patterns for name in self.tensors)
+        return 1 + max((int(match[1]) for match in matches if match), default=-1)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the MLP has a gate."""
+        return self.has(f"{LAYER}.mlp.gate.weight")
+
+    @property
+    def heads(self) -> int | None:
+        """Heads, where a tensor shows them or the caller gives them."""
+        tables, norm = [table for name in SCORES if (table := self.get(name)) is not None], self.get(QUERY_NORM)
+        width = self.there(QUERY).shape[0]
+        if tables:
+            return tables[0].shape[1]
+        if norm is not None and norm.shape[0] < width:  # of one head; another norm is of all of them
+            return width // norm.shape[0]
+        if self.hints.num_attention_heads is None and self.hints.head_dim is not None:
+            return max(1, width // self.hints.head_dim)
+        return self.hints.num_attention_heads
+
+    @property
+    def key_value_heads(self) -> list[int] | None:
+        """Heads of keys and values, by layer."""
+        if (heads := self.heads) is None:
+            return None
+        head_dim = self.there(QUERY).shape[0] // heads
+        keys = [self.get(f"{LAYER}.attention.k_proj.weight", layer) for layer in range(self.depth)]
+        return [heads if key is None else key.shape[0] // head_dim for key in keys]
+
+    @property
+    def patch_size(self) -> tuple[int, int] | None:
+        """In pixels, (height, width); None for a dense layer that reads patches, unless the caller gives it."""
+        kernel = self.there(KERNEL)
+        if kernel.ndim == 4:
+            return kernel.shape[2], kernel.shape[3]
+        return None if self.hints.patch_size is None else pair(self.hints.patch_size)
+
+    @property
+    def channels(self) -> int | None:
+        """Of the image."""
+        kernel, patch = self.there(KERNEL), self.patch_size
+        return kernel.shape[1] if kernel.ndim == 4 else None if patch is None else kernel.shape[1] // math.prod(patch)
+
+    @property
+    def patches(self) -> int | None:
+        """Patches of an image, where positions show them."""
+        if (table := self.get(TABLE)) is not None:
+            return table.shape[-2] - sum(map(self.has, TOKENS))
+        distances = next((table.shape[0] - 3 for name in SCORES if (table := self.get(name)) is not None), None)
+        return None if distances is None else ((math.isqrt(max(distances, 0)) + 1) // 2) ** 2
+
+    @property
+    def representation(self) -> int | None:
+        """Width of the pooled token after the layer that follows it."""
+        layer = self.get("vit.representation.0.weight")
+        return None if layer is None else layer.shape[0]
+
+    @property
+    def mlp_ratio(self) -> int | None:
+        """Width inside the MLP over that of the tokens, as DINOv2 computes it."""
+        inside = {gated_width(self.width, one) if self.is_gated else self.width * one: one for one in range(1, 17)}
+        return inside.get(self.there(FC1).shape[0])
+
+
+# Settings by the tensors that show them; None leaves the default. Each applies to the classes that declare it.
+SHOWN: dict[str, Callable[[Parts], Any]] = {
+    "hidden_size": lambda parts: parts.width,
+    "num_hidden_layers": lambda parts: parts.depth,
+    "intermediate_size": lambda parts: parts.there(FC1).shape[0],
+    "mlp_ratio": lambda parts: parts.mlp_ratio,
+    "num_channels": lambda parts: parts.channels,
+    "num_patches": lambda parts: parts.patches,
+    "num_key_value_heads_per_layer": lambda parts: parts.key_value_heads,
+    "use_swiglu_ffn": lambda parts: parts.is_gated,
+    "use_gated_mlp": lambda parts: parts.is_gated,
+    **dict.fromkeys(
+        ("qkv_bias", "attention_bias", "query_bias"), lambda parts: parts.has(f"{LAYER}.attention.q_proj.bias")
+    ),
+    "key_bias": lambda parts: parts.has(f"{LAYER}.attention.k_proj.bias"),
+    "value_bias": lambda parts: parts.has(f"{LAYER}.attention.v_proj.bias"),
+    "proj_bias": lambda parts: parts.has(f"{LAYER}.attention.o_proj.bias"),
+    "mlp_bias": lambda parts: parts.has(f"{LAYER}.mlp.fc2.bias"),
+    "use_qk_norm": lambda parts: parts.has(QUERY_NORM),
+    "norm_type": lambda parts: "layer_norm" if parts.has(f"{LAYER}.layernorm_before.bias") else "rms_norm",
+    "layer_scale_init_value": lambda parts: None if parts.has(f"{LAYER}.layer_scale1.weight") else 0.0,
+    "use_absolute_position_embeddings": lambda parts: parts.has(TABLE),
+    "use_relative_position_bias": lambda parts: parts.has(SCORES[0]),
+    "use_shared_relative_position_bias": lambda parts: parts.has(SCORES[1]),
+    "use_mean_pooling": lambda parts: not parts.has("vit.layernorm.weight"),
+    "use_mask_token": lambda parts: parts.has("vit.embeddings.mask_token"),
+    "num_register_tokens": lambda parts: parts.there(REGISTERS).shape[-2] if parts.has(REGISTERS) else 0,
+    "num_labels": lambda parts: parts.there("classifier.weight").shape[0] if parts.has("classifier.weight") else 0,
+    "pooler_output_size": lambda parts: parts.representation,
+    "projection_dim": lambda parts: parts.representation,
+    "drop_path_rate": lambda parts: 0.0,  # of a training that nothing tells of
+}
+
+
+class Bare(NamedTuple):
+    """The settings that a `config.json` would hold.
+
+    Args:
+        settings: As transformers writes them, where they differ from the defaults.
+        inferences: What was inferred or assumed, with its origin.
+        open: What is neither shown nor given, with its candidates; the first of them is in the settings.
+    """
+
+    settings: dict[str, Any]
+    inferences: list[Inference]
+    open: dict[str, Sequence[object]]
+
+
+def read(name: str, tensors: StateDict, prefix: str, hints: Hints) -> Bare:
+    """Return the settings of tensors as those of a class.
+
+    Args:
+        name: The class.
+        tensors: The tensors; shapes are enough.
+        prefix: That of the encoder.
+        hints: The caller's hints.
+
+    Raises:
+        MappingError: The tensors are not those of the class.
+    """
+    container = CONTAINERS.get(name)
+    architecture, beside = ARCHITECTURES[container.holds if container else name], container.ignored if container else ()
+    outside = ignored_names([one for one in tensors if not one.startswith(prefix)], beside)
+    own = without_prefix({one: tensors[one] for one in tensors if one not in outside}, prefix)
+    parts, model_type = Parts(architecture, own, hints), architecture.family.model_type
+    defaults = {**config_class(name, model_type)().to_dict(), "num_labels": 0}
+    shown = {key: value for key, show in SHOWN.items() if key in defaults and (value := show(parts)) is not None}
+    unshown, inferences, open_ = _unshown(parts, defaults)
+    settings = {key: _side(value) for key, value in {**shown, **unshown}.items() if key in defaults}
+    width = parts.there(QUERY).shape[0]
+    if width != parts.width:  # read by the classes without being declared
+        settings["head_dim"] = width // settings["num_attention_heads"]
+    for field, setting in ASSUMED.items():
+        if setting in defaults and (field != "representation_act" or parts.has("vit.representation.0.weight")):
+            inferences.append(Inference(field, defaults[setting], f"the default of a {name}, which no tensor shows"))
+    differing = {key: value for key, value in settings.items() if value != defaults.get(key)}
+    return Bare({"model_type": model_type, "architectures": [name], **differing}, inferences, open_)
+
+
+def has_parts(name: str, tensors: Collection[str], prefix: str, *, is_headless: bool) -> bool:
+    """Return whether what a class has beside its encoder is there: its head, or parts of a model around the encoder.
+
+    Args:
+        name: The class.
+        tensors: The names of the tensors.
+        prefix: That of the encoder.
+        is_headless: Whether the head was left out.
+    """
+    container = CONTAINERS.get(name)
+    head = ARCHITECTURES[container.holds if container else name].head
+    has_head = is_headless or head in ([], (), POOLER_ROWS)
+    has_head = has_head or any(one.startswith(str(row.source)) for one in tensors for row in head)
+    around = [row for row in (container.ignored if container else ()) if "visual_projection" not in row[0]]
+    outside = [one for one in tensors if not prefix or not one.startswith(prefix)]
+    return has_head and (not around or bool(ignored_names(outside, around)))
+
+
+def _unshown(
+    parts: Parts, defaults: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Inference], dict[str, Sequence[object]]]:
+    """Return the settings that no tensor shows, the origin of inferred ones, and candidates for those still open."""
+    family, hints = parts.architecture.family, parts.hints
+    inferences: list[Inference] = []
+    open_: dict[str, Sequence[object]] = {}
+    settings: dict[str, Any] = {"num_attention_heads": parts.heads, "patch_size": parts.patch_size}
+    if parts.heads is None:
+        open_["num_attention_heads"] = head_counts(parts.there(QUERY).shape[0])
+    elif hints.num_attention_heads is None:
+        source = "the tensors of the attention" if hints.head_dim is None else f"head_dim {hints.head_dim}"
+        inferences.append(Inference("num_attention_heads", parts.heads, source))
+    for field, candidates in (("layer_norm_eps", EPSILONS), ("hidden_act", ACTIVATIONS)):
+        setting = family.settings[field]
+        settings[setting] = getattr(hints, field)
+        if field == "hidden_act" and parts.is_gated and "use_swiglu_ffn" in defaults:
+            inferences.append(Inference(field, "silu", "the gate of the MLP, the only value there"))
+        elif settings[setting] is None:
+            open_[field] = list(dict.fromkeys([defaults[setting], *candidates]))
+    if parts.patch_size is None:
+        open_["patch_size"] = _patch_sizes(parts.there(KERNEL).shape[1])
+    settings["image_size"] = _image_size(parts, inferences, open_)
+    for ours, values in open_.items():
+        if values:
+            settings[family.settings.get(ours, ours)] = values[0]
+    if parts.architecture.masked:
+        settings["encoder_stride"] = settings["patch_size"]
+    return {key: value for key, value in settings.items() if value is not None}, inferences, open_
+
+
+def _side(size: Any) -> Any:
+    """Return one number for a size of equal sides."""
+    return size[0] if isinstance(size, tuple) and len(set(size)) == 1 else size
+
+
+def _patch_sizes(numbers: int) -> list[tuple[int, int]]:
+    """Return the square patches with so many numbers, of images with usual channels."""
+    sides = [(math.isqrt(numbers // channels), channels) for channels in CHANNELS]
+    return [(side, side) for side, channels in sides if side * side * channels == numbers]
+
+
+def _image_size(
+    parts: Parts, inferences: list[Inference], open_: dict[str, Sequence[object]]
+) -> tuple[int, int] | None:
+    """Return the native size of images, or record that it is open."""
+    patches, patch_size, family = parts.patches, parts.patch_size, parts.architecture.family
+    if parts.hints.image_size is not None:
+        size = pair(parts.hints.image_size)
+        if patches and patch_size and (fault := size_fault(size, patch_size, [patches])):
+            raise MappingError(fault)
+        return size
+    if patch_size is None or family.many_sizes:
+        return None
+    if patches is None:
+        open_["image_size"] = []
+        return None
+    if patches < 1:
+        raise MappingError("the position table has no row for a patch:", [f"{patches} rows"])
+    sizes = image_sizes(patches, patch_size)
+    if not family.square:
+        open_["image_size"] = sizes
+        rows, columns = grids(patches)[0]  # until the size is given
+        return rows * patch_size[0], columns * patch_size[1]
+    if not sizes:
+        raise MappingError("the class itself takes its grid for a square:", [f"positions of {patches} patches"])
+    source = f"the positions of {patches} patches, whose grid the class itself takes for a square"
+    inferences.append(Inference("image_size", sizes[0], source))
+    return sizes[0]
+
+
+def named(hints: Hints) -> str | None:
+    """Return the class that the caller names.
+
+    Raises:
+        CheckpointError: There is no such class, or two are named.
+    """
+    names = dict.fromkeys(word.split()[0] for word in (hints.architecture, hints.layout) if word)
+    known = [*ARCHITECTURES, *CONTAINERS]
+    if len(names) > 1 or not set(names) <= set(known):
+        alike = [one for name in names for one in get_close_matches(name, known, n=8, cutoff=0.5)]
+        raise CheckpointError(
+            f"architecture is {' and '.join(names)}: expected the class of transformers with these tensors, such as "
+            f"{few(alike or known, most=8)}"
+        )
+    return next(iter(names), None)
+
+
+def ask(found: Mapping[str, Bare], *, is_named: bool, has_head: bool) -> AmbiguousCheckpointError:
+    """Return the error that asks for what is open.
+
+    Args:
+        found: The settings, by the classes that have such tensors.
+        is_named: Whether the caller named the class.
+        has_head: Whether a module of the caller's own may have the classifier, and read other features with it.
+    """
+    candidates: dict[str, list[object]] = {} if is_named else {"architecture": list(found)}
+    for one in found.values():
+        for field, values in one.open.items():
+            candidates[field] = list(dict.fromkeys([*candidates.get(field, []), *values]))
+    described = json.dumps(config_json(*next(iter(found.items()))))
+    own = f" If a class of your own has the classifier: {DROP_HEAD}." if has_head else ""
+    return AmbiguousCheckpointError(
+        "the tensors are those of a model of transformers, and no config.json says its class and all that no tensor "
+        f"shows.{own} Put one into a folder with the weights and give that folder, such as, with the values of the "
+        f"model, {described}; or give",
+        candidates,
+    )
+
+
+def config_json(name: str, found: Bare) -> dict[str, Any]:
+    """Return the contents of a `config.json` with which the weights of a class open."""
+    settings = found.settings
+    outer = class_named(name).config_class.model_type
+    if outer == settings["model_type"]:
+        return settings
+    own = ("architectures", "num_labels")
+    tower = {key: value for key, value in settings.items() if key not in own}
+    beside = {key: settings[key] for key in own if key in settings}
+    return {"model_type": outer, TOWER_CONFIGS.get(outer, "vision_config"): tower, **beside}

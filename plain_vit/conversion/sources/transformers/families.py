@@ -1,0 +1,1022 @@
+"""The families of Vision Transformers that transformers has: their tensors, their settings, their classes.
+
+Two columns each: on the left what transformers calls it, on the right what it is here. The names are those of
+transformers 5.23; its files keep the names of 4.x for the blocks of ViT, DeiT, MSN, MAE, I-JEPA and DINOv2.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ....configuration_plain_vit import PlainViTConfig
+from ....errors import ExportError
+from ...engine import (
+    ADD_FIRST_AXIS,
+    ADD_TWO_AXES,
+    IDENTITY,
+    KERNEL_TO_PIXELS,
+    PIXELS_TO_KERNEL,
+    SPLIT_QKV,
+    Row,
+    Tensors,
+    Transform,
+    each,
+    split,
+)
+from ...infer import pair
+
+# Transforms
+
+
+def _with_prefix_rows(table: torch.Tensor, config: PlainViTConfig) -> torch.Tensor:
+    """Return the table with a row for each token before the patches: zeros where ours adds nothing to them."""
+    if config.position_embedding_on_prefix:
+        return table
+    return torch.cat((table.new_zeros(config.num_prefix_tokens, table.shape[1]), table))
+
+
+def _positions_beside_registers(tensors: Tensors, config: PlainViTConfig) -> Tensors:
+    """Give the registers, which have no positions there, rows of zeros here."""
+    table, registers = tensors[0][0], tensors[1]
+    return [torch.cat((table[:1], table.new_zeros(registers.shape[1:]), table[1:])), registers]
+
+
+def _positions_without_registers(tensors: Tensors, config: PlainViTConfig) -> Tensors:
+    """Add the rows of the registers to the registers themselves: the sum that our model computes."""
+    table, registers = tensors
+    if not config.position_embedding_on_prefix:
+        return [torch.cat((table.new_zeros(1, table.shape[1]), table))[None], registers]
+    end = 1 + config.num_register_tokens
+    return [torch.cat((table[:1], table[end:]))[None], registers + table[1:end]]
+
+
+def _the_same(tensors: Tensors) -> torch.Tensor:
+    """Return the one value of tensors that are one tensor there."""
+    if not tensors[0].is_meta and not all(torch.equal(tensor, tensors[0]) for tensor in tensors):
+        raise ExportError(
+            "the norms before and after pooling are one there, and this model was trained until they differ: no "
+            "tensors of that class compute the same pooled token"
+        )
+    return tensors[0]
+
+
+POSITIONS = each("POSITIONS", lambda table, config: table.squeeze(0),
+                 lambda table, config: _with_prefix_rows(table, config).unsqueeze(0))  # fmt: skip
+POSITION_TABLE = each("POSITION_TABLE", lambda table, config: table, _with_prefix_rows)
+POSITIONS_AND_REGISTERS = Transform(
+    "POSITIONS_AND_REGISTERS", _positions_beside_registers, _positions_without_registers
+)
+SPLIT_GATE = split("SPLIT_GATE", 2)  # gate, then value
+SHARED = Transform(  # one norm there, which acts twice
+    "SHARED", lambda tensors, config: [tensors[0], tensors[0]], lambda tensors, config: [_the_same(tensors)]
+)
+POINTWISE = each(  # a convolution over single tokens is a dense layer
+    "POINTWISE",
+    lambda kernel, config: kernel.flatten(1),
+    lambda weight, config: weight[:, :, None, None],
+)
+
+# Tensors
+
+EMBEDDINGS, LAYER = "vit.embeddings", "vit.layers.{}"
+TABLE, KERNEL = f"{EMBEDDINGS}.position_embeddings.weight", f"{EMBEDDINGS}.patch_embeddings.projection.weight"
+NORMS = [  # whichever of the two our model has
+    Row("layernorm", "vit.layernorm"),
+    Row("layernorm", "vit.pooled_layernorm"),
+]
+
+
+def _patch_rows(projection: str) -> list[Row]:
+    """Return the rows of the patch projection."""
+    return [Row(f"{projection}.weight", KERNEL), Row(f"{projection}.bias", KERNEL.replace("weight", "bias"))]
+
+
+PATCHES_AND_TOKENS = [
+    *_patch_rows("embeddings.patch_embeddings.projection"),
+    Row("embeddings.cls_token", f"{EMBEDDINGS}.cls_token"),
+]
+VIT_ROWS = [
+    *PATCHES_AND_TOKENS,
+    Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token"),
+    Row("embeddings.position_embeddings", TABLE, POSITIONS),
+    Row("layers.{}.layernorm_before", f"{LAYER}.layernorm_before"),
+    Row("layers.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
+    Row("layers.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
+    Row("layers.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
+    Row("layers.{}.attention.o_proj", f"{LAYER}.attention.o_proj"),
+    Row("layers.{}.layernorm_after", f"{LAYER}.layernorm_after"),
+    Row("layers.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+    Row("layers.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+    *NORMS,
+]
+VIT_ON_DISK = [  # as in files
+    Row("encoder.layer.{}.layernorm_before", f"{LAYER}.layernorm_before"),
+    Row("encoder.layer.{}.attention.attention.query", f"{LAYER}.attention.q_proj"),
+    Row("encoder.layer.{}.attention.attention.key", f"{LAYER}.attention.k_proj"),
+    Row("encoder.layer.{}.attention.attention.value", f"{LAYER}.attention.v_proj"),
+    Row("encoder.layer.{}.attention.output.dense", f"{LAYER}.attention.o_proj"),
+    Row("encoder.layer.{}.layernorm_after", f"{LAYER}.layernorm_after"),
+    Row("encoder.layer.{}.intermediate.dense", f"{LAYER}.mlp.fc1"),
+    Row("encoder.layer.{}.output.dense", f"{LAYER}.mlp.fc2"),
+]
+DEIT_ROWS = [  # the distillation token is a register where no head reads it
+    *VIT_ROWS,
+    Row("embeddings.distillation_token", f"{EMBEDDINGS}.distillation_token"),
+    Row("embeddings.distillation_token", f"{EMBEDDINGS}.register_tokens"),
+]
+GATED = (f"{LAYER}.mlp.gate", f"{LAYER}.mlp.fc1")
+DINOV2_BLOCK = [
+    *PATCHES_AND_TOKENS,
+    Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token", ADD_FIRST_AXIS),
+    Row("encoder.layer.{}.norm1", f"{LAYER}.layernorm_before"),
+    Row("encoder.layer.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
+    Row("encoder.layer.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
+    Row("encoder.layer.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
+    Row("encoder.layer.{}.attention.o_proj", f"{LAYER}.attention.o_proj"),
+    Row("encoder.layer.{}.layer_scale1.lambda1", f"{LAYER}.layer_scale1.weight"),
+    Row("encoder.layer.{}.norm2", f"{LAYER}.layernorm_after"),
+    Row("encoder.layer.{}.layer_scale2.lambda1", f"{LAYER}.layer_scale2.weight"),
+    *NORMS,
+]
+DINOV2_MLP = [
+    Row("encoder.layer.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+    Row("encoder.layer.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+]
+DINOV2_SWIGLU = [
+    Row(("encoder.layer.{}.mlp.gate_proj", "encoder.layer.{}.mlp.up_proj"), GATED),
+    Row("encoder.layer.{}.mlp.down_proj", f"{LAYER}.mlp.fc2"),
+]
+DINOV2_ON_DISK = [
+    Row("encoder.layer.{}.attention.attention.query", f"{LAYER}.attention.q_proj"),
+    Row("encoder.layer.{}.attention.attention.key", f"{LAYER}.attention.k_proj"),
+    Row("encoder.layer.{}.attention.attention.value", f"{LAYER}.attention.v_proj"),
+    Row("encoder.layer.{}.attention.output.dense", f"{LAYER}.attention.o_proj"),
+]
+DINOV2_SWIGLU_ON_DISK = [
+    Row("encoder.layer.{}.mlp.weights_in", GATED, SPLIT_GATE),
+    Row("encoder.layer.{}.mlp.weights_out", f"{LAYER}.mlp.fc2"),
+]
+DINOV3_ROWS = [
+    *_patch_rows("embeddings.patch_embeddings"),
+    Row("embeddings.cls_token", f"{EMBEDDINGS}.cls_token"),
+    Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token"),
+    Row("embeddings.register_tokens", f"{EMBEDDINGS}.register_tokens"),
+    Row("model.layer.{}.norm1", f"{LAYER}.layernorm_before"),
+    Row("model.layer.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
+    Row("model.layer.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
+    Row("model.layer.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
+    Row("model.layer.{}.attention.o_proj", f"{LAYER}.attention.o_proj"),
+    Row("model.layer.{}.layer_scale1.lambda1", f"{LAYER}.layer_scale1.weight"),
+    Row("model.layer.{}.norm2", f"{LAYER}.layernorm_after"),
+    Row("model.layer.{}.mlp.gate_proj", f"{LAYER}.mlp.gate"),
+    Row("model.layer.{}.mlp.up_proj", f"{LAYER}.mlp.fc1"),
+    Row("model.layer.{}.mlp.down_proj", f"{LAYER}.mlp.fc2"),
+    Row("model.layer.{}.layer_scale2.lambda1", f"{LAYER}.layer_scale2.weight"),
+    Row("norm", "vit.layernorm"),
+]
+SAPIENS2_ROWS = [
+    *(row for row in DINOV3_ROWS if row.ours != f"{LAYER}.layer_scale2.weight"),
+    Row("model.layer.{}.attention.q_norm", f"{LAYER}.attention.q_norm"),
+    Row("model.layer.{}.attention.k_norm", f"{LAYER}.attention.k_norm"),
+]
+SAPIENS2_ON_DISK = [
+    *_patch_rows("patch_embed.projection"),
+    Row("cls_token", f"{EMBEDDINGS}.cls_token"),
+    Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token"),  # the one name that transformers does not change
+    Row("storage_tokens", f"{EMBEDDINGS}.register_tokens"),
+    Row("blocks.{}.ln1", f"{LAYER}.layernorm_before"),
+    Row("blocks.{}.attn.wq", f"{LAYER}.attention.q_proj"),
+    Row("blocks.{}.attn.wk", f"{LAYER}.attention.k_proj"),
+    Row("blocks.{}.attn.wv", f"{LAYER}.attention.v_proj"),
+    Row("blocks.{}.attn.q_norm", f"{LAYER}.attention.q_norm"),
+    Row("blocks.{}.attn.k_norm", f"{LAYER}.attention.k_norm"),
+    Row("blocks.{}.attn.proj", f"{LAYER}.attention.o_proj"),
+    Row("blocks.{}.attn.gamma.weight", f"{LAYER}.layer_scale1.weight"),
+    Row("blocks.{}.ln2", f"{LAYER}.layernorm_after"),
+    Row("blocks.{}.ffn.w12", GATED, SPLIT_GATE),
+    Row("blocks.{}.ffn.w3", f"{LAYER}.mlp.fc2"),
+    Row("ln1", "vit.layernorm"),
+]
+BIAS_TABLE = "attention.relative_position_bias.table"
+BEIT_ROWS = [
+    *(row for row in VIT_ROWS if row not in NORMS),
+    Row("layers.{}.lambda_1", f"{LAYER}.layer_scale1.weight"),
+    Row("layers.{}.lambda_2", f"{LAYER}.layer_scale2.weight"),
+    Row("layers.{}.relative_position_bias.relative_position_bias_table", f"{LAYER}.{BIAS_TABLE}"),
+    Row("shared_position_bias.relative_position_bias_table", "vit.relative_position_bias.table"),
+    Row("layernorm", "vit.layernorm"),
+    Row("pooler.layernorm", "vit.pooled_layernorm"),
+]
+BEIT_ON_DISK = [
+    *VIT_ON_DISK,
+    Row("encoder.layer.{}.lambda_1", f"{LAYER}.layer_scale1.weight"),
+    Row("encoder.layer.{}.lambda_2", f"{LAYER}.layer_scale2.weight"),
+    Row(
+        "encoder.layer.{}.attention.attention.relative_position_bias.relative_position_bias_table",
+        f"{LAYER}.{BIAS_TABLE}",
+    ),
+    Row("encoder.relative_position_bias.relative_position_bias_table", "vit.relative_position_bias.table"),
+]
+TOWER_BLOCK = [
+    *_patch_rows("embeddings.patch_embedding"),
+    Row("embeddings.position_embedding.weight", TABLE, POSITION_TABLE),
+    Row("encoder.layers.{}.layer_norm1", f"{LAYER}.layernorm_before"),
+    Row("encoder.layers.{}.self_attn.q_proj", f"{LAYER}.attention.q_proj"),
+    Row("encoder.layers.{}.self_attn.k_proj", f"{LAYER}.attention.k_proj"),
+    Row("encoder.layers.{}.self_attn.v_proj", f"{LAYER}.attention.v_proj"),
+    Row("encoder.layers.{}.self_attn.out_proj", f"{LAYER}.attention.o_proj"),
+    Row("encoder.layers.{}.layer_norm2", f"{LAYER}.layernorm_after"),
+    Row("encoder.layers.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+    Row("encoder.layers.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+]
+CLIP_ROWS = [
+    *TOWER_BLOCK,
+    Row("embeddings.class_embedding", f"{EMBEDDINGS}.cls_token", ADD_TWO_AXES),
+    Row("pre_layrnorm", f"{EMBEDDINGS}.norm"),  # spelt so there
+    Row("post_layernorm", "vit.pooled_layernorm"),
+]
+OWLVIT_ROWS = [replace(row, source="pre_layernorm") if row.source == "pre_layrnorm" else row for row in CLIP_ROWS]
+GIT_ROWS = [replace(row, ours="vit.layernorm") if row.source == "post_layernorm" else row for row in CLIP_ROWS]
+BLIP_ROWS = [
+    *_patch_rows("embeddings.patch_embedding"),
+    Row("embeddings.class_embedding", f"{EMBEDDINGS}.cls_token"),
+    Row("embeddings.position_embedding", TABLE, POSITIONS),
+    Row("encoder.layers.{}.layer_norm1", f"{LAYER}.layernorm_before"),
+    Row("encoder.layers.{}.self_attn.qkv.weight", tuple(f"{LAYER}.attention.{name}_proj.weight" for name in "qkv"),
+        SPLIT_QKV),
+    Row("encoder.layers.{}.self_attn.qkv.bias", tuple(f"{LAYER}.attention.{name}_proj.bias" for name in "qkv"),
+        SPLIT_QKV),
+    Row("encoder.layers.{}.self_attn.projection", f"{LAYER}.attention.o_proj"),
+    Row("encoder.layers.{}.layer_norm2", f"{LAYER}.layernorm_after"),
+    Row("encoder.layers.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+    Row("encoder.layers.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+    *(Row(f"post_layernorm.{name}", (f"vit.layernorm.{name}", f"vit.pooled_layernorm.{name}"), SHARED)
+      for name in ("weight", "bias")),
+]  # fmt: skip
+INTERNVL_ROWS = [
+    *PATCHES_AND_TOKENS,
+    Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token"),
+    Row("embeddings.position_embeddings", TABLE, POSITIONS),
+    Row("encoder.layer.{}.layernorm_before", f"{LAYER}.layernorm_before"),
+    Row("encoder.layer.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
+    Row("encoder.layer.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
+    Row("encoder.layer.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
+    Row("encoder.layer.{}.attention.q_norm", f"{LAYER}.attention.q_norm"),
+    Row("encoder.layer.{}.attention.k_norm", f"{LAYER}.attention.k_norm"),
+    Row("encoder.layer.{}.attention.projection_layer", f"{LAYER}.attention.o_proj"),
+    Row("encoder.layer.{}.lambda_1", f"{LAYER}.layer_scale1.weight"),
+    Row("encoder.layer.{}.layernorm_after", f"{LAYER}.layernorm_after"),
+    Row("encoder.layer.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+    Row("encoder.layer.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+    Row("encoder.layer.{}.lambda_2", f"{LAYER}.layer_scale2.weight"),
+    *NORMS,
+]
+INTERNVL_QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
+QIANFAN_ROWS = [replace(row, source=str(row.source).replace("encoder.layer.", "layers.")) for row in INTERNVL_ROWS]
+QIANFAN_ON_DISK = [  # of the whole model, as InternViT's own code names them
+    *_patch_rows("embeddings.patch_embedding"),
+    Row("embeddings.class_embedding", f"{EMBEDDINGS}.cls_token"),
+    Row("embeddings.position_embedding", TABLE, POSITIONS),
+    Row("encoder.layers.{}.norm1", f"{LAYER}.layernorm_before"),
+    Row("encoder.layers.{}.attn.qkv", INTERNVL_QKV, SPLIT_QKV),
+    Row("encoder.layers.{}.attention.q_norm", f"{LAYER}.attention.q_norm"),
+    Row("encoder.layers.{}.attention.k_norm", f"{LAYER}.attention.k_norm"),
+    Row("encoder.layers.{}.attn.proj", f"{LAYER}.attention.o_proj"),
+    Row("encoder.layers.{}.ls1", f"{LAYER}.layer_scale1.weight"),
+    Row("encoder.layers.{}.norm2", f"{LAYER}.layernorm_after"),
+    Row("encoder.layers.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+    Row("encoder.layers.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+    Row("encoder.layers.{}.ls2", f"{LAYER}.layer_scale2.weight"),
+]
+QKV = tuple(f"vit.pooler.{name}_proj" for name in "qkv")
+SIGLIP_ROWS = [
+    *TOWER_BLOCK,
+    Row("post_layernorm", "vit.layernorm"),
+    Row("head.probe", "vit.pooler.probe"),
+    Row("head.attention.in_proj_weight", tuple(f"{name}.weight" for name in QKV), SPLIT_QKV),
+    Row("head.attention.in_proj_bias", tuple(f"{name}.bias" for name in QKV), SPLIT_QKV),
+    Row("head.attention.out_proj", "vit.pooler.o_proj"),
+    Row("head.layernorm", "vit.pooler.layernorm"),
+    Row("head.mlp.fc1", "vit.pooler.fc1"),
+    Row("head.mlp.fc2", "vit.pooler.fc2"),
+]
+AIMV2_ROWS = [
+    *_patch_rows("embeddings.patch_embed"),
+    Row("embeddings.rms_norm", f"{EMBEDDINGS}.patch_embeddings.post_norm"),
+    Row("embeddings.position_embedding.weight", TABLE, POSITION_TABLE),
+    Row("encoder.layers.{}.rms_norm1", f"{LAYER}.layernorm_before"),
+    Row("encoder.layers.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
+    Row("encoder.layers.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
+    Row("encoder.layers.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
+    Row("encoder.layers.{}.attention.out_proj", f"{LAYER}.attention.o_proj"),
+    Row("encoder.layers.{}.rms_norm2", f"{LAYER}.layernorm_after"),
+    Row("encoder.layers.{}.ffn.gate_proj", f"{LAYER}.mlp.gate"),
+    Row("encoder.layers.{}.ffn.up_proj", f"{LAYER}.mlp.fc1"),
+    Row("encoder.layers.{}.ffn.down_proj", f"{LAYER}.mlp.fc2"),
+    Row("rms_norm", "vit.layernorm"),
+    Row("head.cls_token", "vit.pooler.query"),
+    Row("head.k_proj", "vit.pooler.k_proj"),
+    Row("head.v_proj", "vit.pooler.v_proj"),
+    Row("head.output_proj", "vit.pooler.o_proj"),
+]
+
+# The name by which an encoder is known; what precedes it is the prefix of the whole encoder.
+PATCHES = (
+    *(
+        f"embeddings.{name}.weight"
+        for name in ("patch_embeddings.projection", "patch_embeddings", "patch_embedding", "patch_embed")
+    ),
+    "patch_embed.projection.weight",  # Sapiens2
+)
+
+# Settings
+
+SIZES = {name: name for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+                                 "image_size", "patch_size", "num_channels", "hidden_act")}  # fmt: skip
+VIT_SETTINGS = {
+    **SIZES,
+    "layer_norm_eps": "layer_norm_eps",
+    "qkv_bias": "qkv_bias",
+    "hidden_dropout_prob": "hidden_dropout_prob",
+    "attention_probs_dropout_prob": "attention_probs_dropout_prob",
+    "initializer_range": "initializer_range",
+}
+DINOV2_SETTINGS = {
+    **{
+        ours: theirs
+        for ours, theirs in VIT_SETTINGS.items()
+        if ours not in ("intermediate_size", "hidden_dropout_prob")
+    },
+    "embedding_dropout_prob": "hidden_dropout_prob",  # there it acts on the embeddings alone
+    "layer_scale_init_value": "layerscale_value",
+    "drop_path_rate": "drop_path_rate",
+    "apply_layernorm": "apply_layernorm",
+    "reshape_hidden_states": "reshape_hidden_states",
+}
+DINOV3_SETTINGS = {
+    **SIZES,
+    "layer_norm_eps": "layer_norm_eps",
+    "qkv_bias": "query_bias",
+    "attention_output_bias": "proj_bias",
+    "mlp_bias": "mlp_bias",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "initializer_range",
+    "layer_scale_init_value": "layerscale_value",
+    "drop_path_rate": "drop_path_rate",
+    "num_register_tokens": "num_register_tokens",
+    "rotary_theta": "rope_theta",
+    "rotary_shift": "pos_embed_shift",
+    "rotary_jitter": "pos_embed_jitter",
+    "rotary_rescale": "pos_embed_rescale",
+    "apply_layernorm": "apply_layernorm",
+    "reshape_hidden_states": "reshape_hidden_states",
+}
+SAPIENS2_SETTINGS = {
+    **DINOV3_SETTINGS,
+    "layer_norm_eps": "rms_norm_eps",
+    "use_mask_token": "use_mask_token",
+    "apply_layernorm": "normalize_backbone_outputs",
+}
+BEIT_SETTINGS = {
+    **{ours: theirs for ours, theirs in VIT_SETTINGS.items() if ours != "qkv_bias"},
+    "use_mask_token": "use_mask_token",
+    "drop_path_rate": "drop_path_rate",
+}
+TOWER_SETTINGS = {**SIZES, "layer_norm_eps": "layer_norm_eps", "attention_probs_dropout_prob": "attention_dropout"}
+AIMV2_SETTINGS = {
+    **SIZES,
+    "layer_norm_eps": "rms_norm_eps",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "attention_output_bias": "qkv_bias",
+    "qkv_bias": "qkv_bias",
+    "mlp_bias": "mlp_bias",
+    "initializer_range": "initializer_range",
+}
+INTERNVL_SETTINGS = {
+    **SIZES,
+    "layer_norm_eps": "layer_norm_eps",
+    "qkv_bias": "attention_bias",
+    "norm_type": "norm_type",
+    "hidden_dropout_prob": "hidden_dropout_prob",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "initializer_range",
+    "layer_scale_init_value": "layer_scale_init_value",
+}
+POOLER = "read where the tensors of a pooler are there"
+MASKED = "read by the decoder of the masked-image model alone"
+DRAWING = "scales fresh weights"
+BACKBONE = "of a backbone, whose stages our config counts itself"
+
+# Settings that any model's configuration may hold and that no part of a Vision Transformer reads.
+BOOKKEEPING = {
+    "_name_or_path", "_attn_implementation_autoset", "architectures", "attn_implementation", "bos_token_id",
+    "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "dtype", "early_stopping", "eos_token_id",
+    "finetuning_task", "id2label", "is_encoder_decoder", "label2id", "length_penalty", "max_length", "model_type",
+    "num_beam_groups", "num_beams", "num_labels", "num_return_sequences", "output_attentions", "output_hidden_states",
+    "pad_token_id", "problem_type", "repetition_penalty", "return_dict", "sep_token_id", "temperature",
+    "tie_encoder_decoder", "tie_word_embeddings", "tokenizer_class", "top_k", "top_p", "torch_dtype",
+    "transformers_version", "typical_p", "use_cache", "use_decoder_only_language_model",
+}  # fmt: skip
+# Settings of a language model and of the projection to it, which models around a tower write into its configuration.
+AROUND = {"num_image_tokens", "num_positions", "projection_dim", "projector_hidden_act", "vocab_size"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of transformers that share an encoder and the class of its configuration.
+
+    Args:
+        model_type: Of the configuration.
+        rows: Today's names of the encoder's tensors, without prefix.
+        on_disk: Those rows that files have under other names.
+        settings: Our field -> their setting, where both mean the same.
+        fixed: Our fields that have one value in the whole family.
+        unread: Their settings that change no feature of the encoder, with the reason.
+        read: What else of our fields their settings say.
+        write: What else of their settings our config says.
+        square: Images and patches must be square.
+        many_sizes: Its input is the patches of images of many sizes, which a dense layer projects.
+    """
+
+    model_type: str
+    rows: Sequence[Row]
+    on_disk: Sequence[Row] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
+    read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda settings: {}
+    write: Callable[[PlainViTConfig], dict[str, Any]] = lambda config: {}
+    square: bool = False
+    many_sizes: bool = False
+
+    def fields(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what their settings say of our config."""
+        said = {ours: settings[theirs] for ours, theirs in self.settings.items()}
+        return {**self.fixed, **said, **_partial_patches(settings), **self.read(settings)}
+
+    def settings_for(self, config: PlainViTConfig) -> dict[str, Any]:
+        """Return the settings that come nearest to our config."""
+        said = {theirs: getattr(config, ours) for ours, theirs in self.settings.items()}
+        return {**said, **self.write(config)}
+
+    def rows_of(self, config: PlainViTConfig, on_disk: bool) -> list[Row]:
+        """Return the table of the encoder's tensors, as modules or as files name them."""
+        rows = list(self.rows)
+        changed = list(self.on_disk) if on_disk else []
+        if self.model_type.startswith("dinov2"):
+            gated = config.mlp_type == "swiglu"
+            rows += DINOV2_SWIGLU if gated else DINOV2_MLP
+            changed += DINOV2_SWIGLU_ON_DISK if on_disk and gated else []
+        kernel = PATCH_TRANSFORMS[self.many_sizes, config.patch_projection == "linear"]
+        rows = [replace(row, transform=kernel) if row.ours == KERNEL else row for row in rows]
+        elsewhere = {name for row in changed for name in _names(row.ours)}
+        return [row for row in rows if elsewhere.isdisjoint(_names(row.ours))] + changed
+
+
+def _names(ours: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (ours,) if isinstance(ours, str) else ours
+
+
+# Of the patch projection: by whether it is a dense layer there, and whether it is one here.
+PATCH_TRANSFORMS = {
+    (False, False): IDENTITY,
+    (False, True): KERNEL_TO_PIXELS,
+    (True, False): PIXELS_TO_KERNEL,
+    (True, True): IDENTITY,
+}
+
+
+def _partial_patches(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Say whether the convolution leaves pixels over at the right and at the bottom, as it does there in silence."""
+    if "image_size" not in settings:
+        return {}
+    image, patch = pair(settings["image_size"]), pair(settings["patch_size"])
+    return {"drop_partial_patches": any(pixels % step for pixels, step in zip(image, patch, strict=True))}
+
+
+def _read_head_dim(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a setting that the classes honour without declaring it; their quotient rounds down."""
+    return {"head_dim": settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]}
+
+
+def _write_head_dim(config: PlainViTConfig) -> dict[str, Any]:
+    heads, head_dim = config.attention_shape
+    return {"head_dim": head_dim} if head_dim != config.hidden_size // heads else {}
+
+
+def gated_width(hidden_size: int, ratio: int) -> int:
+    """Return the width inside DINOv2's SwiGLU: two thirds of the MLP's, rounded up to a multiple of 8."""
+    return (int(int(hidden_size * ratio) * 2 / 3) + 7) // 8 * 8
+
+
+def _read_dinov2(settings: Mapping[str, Any]) -> dict[str, Any]:
+    width, ratio = settings["hidden_size"], settings["mlp_ratio"]
+    gated = {"mlp_type": "swiglu", "hidden_act": "silu", "intermediate_size": gated_width(width, ratio)}
+    return {
+        **_read_head_dim(settings),
+        **(gated if settings["use_swiglu_ffn"] else {"intermediate_size": int(width * ratio)}),
+        **{f"_out_{name}": settings.get(f"out_{name}") for name in ("features", "indices")},
+    }
+
+
+def _write_dinov2(config: PlainViTConfig) -> dict[str, Any]:
+    width, gated = config.hidden_size, config.mlp_type == "swiglu"
+    widths = {gated_width(width, ratio) if gated else width * ratio: ratio for ratio in range(1, 17)}
+    gain = config.layer_scale_init_value
+    return {
+        **_write_head_dim(config),
+        **({"hidden_act": "gelu"} if gated else {}),  # as published, and not read
+        "use_swiglu_ffn": gated,
+        "mlp_ratio": widths.get(config.intermediate_size, 4),
+        "layerscale_value": 1.0 if gain is None else gain,
+        "hidden_dropout_prob": config.hidden_dropout_prob
+        if config.embedding_dropout_prob is None
+        else config.embedding_dropout_prob,
+        **{name: getattr(config, name) for name in ("out_features", "out_indices")},
+    }
+
+
+def _read_registers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_read_dinov2(settings), "num_register_tokens": settings["num_register_tokens"]}
+
+
+def _write_registers(config: PlainViTConfig) -> dict[str, Any]:
+    return {**_write_dinov2(config), "num_register_tokens": config.num_register_tokens}
+
+
+def _read_dinov3(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "head_dim": settings["hidden_size"] // settings["num_attention_heads"],
+        "key_bias": settings["key_bias"],
+        "mlp_type": "swiglu" if settings["use_gated_mlp"] else "mlp",
+        **{f"_out_{name}": settings.get(f"out_{name}") for name in ("features", "indices")},
+    }
+
+
+def _write_dinov3(config: PlainViTConfig) -> dict[str, Any]:
+    gain = config.layer_scale_init_value
+    return {
+        "value_bias": config.qkv_bias,
+        "key_bias": config.qkv_bias and config.key_bias,
+        "use_gated_mlp": config.mlp_type == "swiglu",
+        "layerscale_value": 1.0 if gain is None else gain,
+        **{name: getattr(config, name) for name in ("out_features", "out_indices")},
+    }
+
+
+def _read_sapiens2(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **_read_dinov3(settings),
+        "mlp_type": "swiglu",
+        "qk_norm": "norm" if settings["use_qk_norm"] else None,
+        "num_key_value_heads": settings["num_key_value_heads_per_layer"],
+    }
+
+
+def _write_sapiens2(config: PlainViTConfig) -> dict[str, Any]:
+    return {
+        **_write_dinov3(config),
+        "use_qk_norm": config.qk_norm == "norm",
+        "num_key_value_heads_per_layer": [config.key_value_heads_of(i) for i in range(config.num_hidden_layers)],
+    }
+
+
+def _read_beit(settings: Mapping[str, Any]) -> dict[str, Any]:
+    own, shared = settings["use_relative_position_bias"], settings["use_shared_relative_position_bias"]
+    mean, gain = settings["use_mean_pooling"], settings["layer_scale_init_value"]
+    return {
+        **_read_head_dim(settings),
+        "layer_scale_init_value": gain if gain > 0 else None,
+        "position_embedding_type": "learned" if settings["use_absolute_position_embeddings"] else "none",
+        "relative_position_bias": "table" if own or shared else "none",
+        "relative_position_shared": bool(shared),
+        "pooling": "mean" if mean else "cls",
+        "final_norm": "after_pooling" if mean else "before_pooling",
+        **{f"_out_{name}": settings.get(f"out_{name}") for name in ("features", "indices")},
+    }
+
+
+def _write_beit(config: PlainViTConfig) -> dict[str, Any]:
+    table, gain = config.relative_position_bias == "table", config.layer_scale_init_value
+    return {
+        **_write_head_dim(config),
+        "layer_scale_init_value": 0.0 if gain is None else float(gain),
+        "use_absolute_position_embeddings": config.position_embedding_type == "learned",
+        "use_relative_position_bias": table and not config.relative_position_shared,
+        "use_shared_relative_position_bias": table and config.relative_position_shared,
+        "use_mean_pooling": config.pooling == "mean",
+    }
+
+
+def _read_internvl(settings: Mapping[str, Any]) -> dict[str, Any]:
+    positions = "learned" if settings["use_absolute_position_embeddings"] else "none"
+    pooled = {"pooling": "mean", "final_norm": "none"} if settings["use_mean_pooling"] else {}
+    norm = "rms_all_heads" if settings["use_qk_norm"] else None
+    return {"position_embedding_type": positions, "qk_norm": norm, **pooled}
+
+
+def _write_internvl(config: PlainViTConfig) -> dict[str, Any]:
+    gain = config.layer_scale_init_value
+    return {
+        "layer_scale_init_value": 1.0 if gain is None else gain,
+        "projection_dropout": config.hidden_dropout_prob,
+        "use_absolute_position_embeddings": config.position_embedding_type != "none",
+        "use_mean_pooling": config.pooling == "mean",
+        "use_mask_token": config.use_mask_token,
+        "use_qk_norm": config.qk_norm == "rms_all_heads",
+    }
+
+
+def _read_siglip2(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {"image_size": math.isqrt(settings["num_patches"]) * pair(settings["patch_size"])[0]}
+
+
+def _write_siglip2(config: PlainViTConfig) -> dict[str, Any]:
+    return {"num_patches": math.prod(config.grid_size)}
+
+
+VIT_READ: dict[str, Any] = {"read": _read_head_dim, "write": _write_head_dim}
+POOLER_SETTINGS = {"pooler_output_size": POOLER, "pooler_act": POOLER}
+STAGES = {"stage_names": BACKBONE, "out_features": "read", "out_indices": "read", "mlp_ratio": "read",
+          "use_swiglu_ffn": "read", "num_register_tokens": "read"}  # fmt: skip
+
+VIT = Family(
+    "vit", VIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, {"position_resampling": "bicubic"},
+    {**POOLER_SETTINGS, "encoder_stride": MASKED}, **VIT_READ,
+)  # fmt: skip
+DEIT = Family("deit", DEIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, VIT.fixed, VIT.unread, **VIT_READ)
+VIT_MSN = Family("vit_msn", VIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, VIT.fixed, **VIT_READ)
+VIT_MAE = Family(
+    "vit_mae", VIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, VIT.fixed,
+    dict.fromkeys(
+        ("decoder_num_attention_heads", "decoder_hidden_size", "decoder_num_hidden_layers",
+         "decoder_intermediate_size", "mask_ratio", "norm_pix_loss"),
+        "of the pre-training, whose decoder is left out: every patch is seen here",
+    ), **VIT_READ,
+)  # fmt: skip
+IJEPA = Family(
+    "ijepa", VIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, {**VIT.fixed, "use_class_token": False, "pooling": "mean"},
+    POOLER_SETTINGS, **VIT_READ,
+)  # fmt: skip
+DINOV2 = Family(
+    "dinov2", [*DINOV2_BLOCK, Row("embeddings.position_embeddings", TABLE, POSITIONS)], DINOV2_ON_DISK, DINOV2_SETTINGS,
+    VIT.fixed, {**STAGES, "use_mask_token": "read off the tensor"}, _read_dinov2, _write_dinov2, square=True,
+)  # fmt: skip
+DINOV2_WITH_REGISTERS = Family(
+    "dinov2_with_registers",
+    [
+        *DINOV2_BLOCK,
+        Row(
+            ("embeddings.position_embeddings", "embeddings.register_tokens"),
+            (TABLE, f"{EMBEDDINGS}.register_tokens"),
+            POSITIONS_AND_REGISTERS,
+        ),
+    ],
+    DINOV2_ON_DISK, DINOV2_SETTINGS, {"position_resampling": "bicubic_antialias"}, STAGES,
+    _read_registers, _write_registers, square=True,
+)  # fmt: skip
+BEIT = Family(
+    "beit", BEIT_ROWS, BEIT_ON_DISK, BEIT_SETTINGS,
+    {"position_resampling": "bicubic", "key_bias": False, "apply_layernorm": False},
+    {
+        **dict.fromkeys(
+            ("vocab_size", "pool_scales", "use_auxiliary_head", "auxiliary_loss_weight", "auxiliary_channels",
+             "auxiliary_num_convs", "auxiliary_concat_input", "semantic_loss_ignore_index", "add_fpn"),
+            "of heads that do not open",
+        ),
+        **dict.fromkeys(
+            ("use_absolute_position_embeddings", "use_relative_position_bias", "use_shared_relative_position_bias",
+             "layer_scale_init_value", "use_mean_pooling"), "read",
+        ),
+        "stage_names": BACKBONE, "out_features": "read", "out_indices": "read", "reshape_hidden_states": BACKBONE,
+    },
+    _read_beit, _write_beit, square=True,
+)  # fmt: skip
+DATA2VEC_VISION = replace(
+    BEIT, model_type="data2vec-vision", on_disk=(),
+    rows=[
+        *(row for row in BEIT_ROWS if row.ours not in {row.ours for row in BEIT_ON_DISK}),
+        *BEIT_ON_DISK,
+    ],
+    unread={**BEIT.unread, "out_indices": BEIT.unread["vocab_size"]},
+    read=lambda settings: _read_beit({name: value for name, value in settings.items() if name != "out_indices"}),
+)  # fmt: skip
+DINOV3 = Family(
+    "dinov3_vit", DINOV3_ROWS,
+    [replace(row, source=str(row.source).removeprefix("model."))
+     for row in DINOV3_ROWS if str(row.source).startswith("model.")],
+    DINOV3_SETTINGS,
+    {"position_embedding_type": "none", "rotary_embedding_type": "axial", "rotary_coordinates": "centered",
+     "rotary_pairs": "halves", "rotary_dtype": "weights"},
+    {**STAGES, **dict.fromkeys(("value_bias", "key_bias", "use_gated_mlp"), "read"),
+     "return_class_token": "adds class tokens to the maps of a backbone"}, _read_dinov3, _write_dinov3,
+)  # fmt: skip
+SAPIENS2 = Family(
+    "sapiens2", SAPIENS2_ROWS, SAPIENS2_ON_DISK, SAPIENS2_SETTINGS,
+    {**DINOV3.fixed, "norm_type": "rms_norm", "gain_on_mlp": False},
+    {
+        **DINOV3.unread,
+        **dict.fromkeys(("head_config", "flip_pairs", "semantic_loss_ignore_index"), "of heads that do not open"),
+        **dict.fromkeys(
+            ("use_qk_norm", "num_key_value_heads_per_layer", "num_key_value_attention_heads",
+             "num_first_full_attention_layers", "num_last_full_attention_layers"), "read",
+        ),
+    },
+    _read_sapiens2, _write_sapiens2,
+)  # fmt: skip
+CLIP = Family(
+    "clip_vision_model", CLIP_ROWS, (), {**TOWER_SETTINGS, "initializer_range": "initializer_range"},
+    {"position_resampling": "bicubic", "embedding_norm": True, "patch_bias": False, "final_norm": "after_pooling"},
+    {"projection_dim": "read off the tensor", "initializer_factor": DRAWING}, square=True,
+)  # fmt: skip
+METACLIP_2 = replace(CLIP, model_type="metaclip_2_vision_model")
+ALTCLIP = replace(  # transformers 5 writes the text model's old names into the whole of an AltCLIPModel's file
+    CLIP, model_type="altclip_vision_model",
+    on_disk=[
+        replace(row, source=row.source.replace(".layers.", ".layer."))
+        for row in CLIP_ROWS
+        if isinstance(row.source, str) and ".layers." in row.source
+    ],
+)  # fmt: skip
+CHINESE_CLIP = replace(CLIP, model_type="chinese_clip_vision_model")
+CLIPSEG = replace(CLIP, model_type="clipseg_vision_model")
+OWLVIT = replace(CLIP, model_type="owlvit_vision_model", rows=OWLVIT_ROWS)
+OWLV2 = replace(OWLVIT, model_type="owlv2_vision_model")
+GIT = replace(
+    CLIP, model_type="git_vision_model", rows=GIT_ROWS,
+    fixed={name: value for name, value in CLIP.fixed.items() if name != "final_norm"},
+)  # fmt: skip
+BLIP = Family(
+    "blip_vision_model", BLIP_ROWS, (),
+    {ours: theirs for ours, theirs in CLIP.settings.items() if ours != "num_channels"},
+    {"position_resampling": "bicubic", "num_channels": 3, "final_norm": "both"},
+    {"projection_dim": "of the model around it", "initializer_factor": DRAWING,
+     "num_channels": "not read: the class has three"}, square=True,
+)  # fmt: skip
+BLIP_2 = replace(BLIP, model_type="blip_2_vision_model", settings={**BLIP.settings, "qkv_bias": "qkv_bias"})
+INSTRUCTBLIP = replace(BLIP_2, model_type="instructblip_vision_model")
+INTERNVL = Family(
+    "internvl_vision", INTERNVL_ROWS, (), INTERNVL_SETTINGS, VIT.fixed,
+    {**dict.fromkeys(("projection_dropout", "use_absolute_position_embeddings", "use_mean_pooling", "use_qk_norm"),
+                     "read"),
+     "use_mask_token": "read off the tensor"}, _read_internvl, _write_internvl, square=True,
+)  # fmt: skip
+QIANFAN_OCR = replace(
+    INTERNVL, model_type="qianfan_ocr_vision", rows=QIANFAN_ROWS, on_disk=QIANFAN_ON_DISK,
+    settings={**INTERNVL.settings, "drop_path_rate": "drop_path_rate"},
+)  # fmt: skip
+SIGLIP = Family(
+    "siglip_vision_model", SIGLIP_ROWS, (), TOWER_SETTINGS,
+    {"position_resampling": "bicubic", "use_class_token": False, "pooling": "mean"},
+    {"vision_use_head": "read off the tensors"}, square=True,
+)  # fmt: skip
+SIGLIP2 = Family(
+    "siglip2_vision_model", SIGLIP_ROWS, (), {ours: theirs for ours, theirs in TOWER_SETTINGS.items()
+                                              if ours != "image_size"},
+    {"position_resampling": "bilinear_antialias", "use_class_token": False, "pooling": "mean",
+     "patch_projection": "linear"},
+    {"vision_use_head": "read off the tensors", "num_patches": "read"}, _read_siglip2, _write_siglip2, square=True,
+    many_sizes=True,
+)  # fmt: skip
+AIMV2 = Family(
+    "aimv2_vision_model", AIMV2_ROWS, (), AIMV2_SETTINGS,
+    {"use_class_token": False, "pooling": "mean", "norm_type": "rms_norm", "mlp_type": "swiglu",
+     "patch_post_norm": True},
+    {"use_head": "read off the tensors"}, square=True,
+)  # fmt: skip
+
+# Classes
+
+CLASSIFIER = [Row("classifier", "classifier")]
+UNREAD_HEAD = tuple((name, "the pooling head, which no logit reads") for name in ("*head.*", "vision_model.use_head"))
+UNREAD_NORM = (("*post_layernorm.*", "the norm of the pooled token, which no logit reads"),)
+MEAN_BEFORE_NORM = {"pooling": "mean", "final_norm": "none"}
+UNREAD_POOLER = (("*pooler.dense.*", "a pooler that no logit reads"),)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One class of transformers.
+
+    Args:
+        family: Its family.
+        head: The tensors other than the encoder's.
+        fields: Our fields that the class determines.
+        ignored: Patterns of its tensors that our model does not use, with the reason.
+        masked: Whether it predicts masked patches.
+    """
+
+    family: Family
+    head: Sequence[Row] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    ignored: Sequence[tuple[str, str]] = ()
+    masked: bool = False
+
+
+DECODER = [
+    Row("decoder.0.weight", "decoder.projection.weight", POINTWISE),
+    Row("decoder.0.bias", "decoder.projection.bias"),
+]
+POOLER_ROWS = [Row("pooler.dense", "vit.representation.0")]
+PROJECTION = [Row("visual_projection", "vit.representation.0")]
+TEACHER = [
+    Row("cls_classifier", "classifier"),
+    Row("distillation_classifier", "distillation_classifier"),
+]
+AS_REGISTER = {"num_register_tokens": 1}  # no head reads the distillation token
+
+ARCHITECTURES = {
+    "ViTModel": Architecture(VIT, head=POOLER_ROWS),
+    "ViTForImageClassification": Architecture(VIT, CLASSIFIER, ignored=UNREAD_POOLER),
+    "ViTForMaskedImageModeling": Architecture(VIT, DECODER, masked=True),
+    "DeiTModel": Architecture(DEIT, head=POOLER_ROWS, fields=AS_REGISTER),
+    "DeiTForImageClassification": Architecture(DEIT, CLASSIFIER, AS_REGISTER, UNREAD_POOLER),
+    "DeiTForImageClassificationWithTeacher": Architecture(
+        DEIT, TEACHER, {"use_distillation_token": True}, UNREAD_POOLER
+    ),
+    "DeiTForMaskedImageModeling": Architecture(DEIT, DECODER, AS_REGISTER, masked=True),
+    "ViTMSNModel": Architecture(VIT_MSN),
+    "ViTMSNForImageClassification": Architecture(VIT_MSN, CLASSIFIER),
+    "ViTMAEModel": Architecture(VIT_MAE),
+    "IJepaModel": Architecture(IJEPA),
+    "IJepaForImageClassification": Architecture(IJEPA, CLASSIFIER),
+    "Dinov2Model": Architecture(DINOV2),
+    "Dinov2ForImageClassification": Architecture(DINOV2, CLASSIFIER, {"pooling": "cls_mean"}),
+    "Dinov2WithRegistersModel": Architecture(DINOV2_WITH_REGISTERS),
+    "Dinov2WithRegistersForImageClassification": Architecture(
+        DINOV2_WITH_REGISTERS, CLASSIFIER, {"pooling": "cls_mean"}
+    ),
+    "BeitModel": Architecture(BEIT),
+    "BeitForImageClassification": Architecture(BEIT, CLASSIFIER),
+    "Data2VecVisionModel": Architecture(DATA2VEC_VISION),
+    "Data2VecVisionForImageClassification": Architecture(DATA2VEC_VISION, CLASSIFIER),
+    "DINOv3ViTModel": Architecture(
+        DINOV3, ignored=(("embeddings.register_tokens", "empty where there are no registers"),)
+    ),
+    "Sapiens2Model": Architecture(
+        SAPIENS2,
+        ignored=tuple(
+            (name, "empty where there are no registers") for name in ("embeddings.register_tokens", "storage_tokens")
+        ),
+    ),
+    "CLIPVisionModel": Architecture(CLIP),
+    "CLIPVisionModelWithProjection": Architecture(CLIP, PROJECTION),
+    "CLIPForImageClassification": Architecture(CLIP, CLASSIFIER, MEAN_BEFORE_NORM, UNREAD_NORM),
+    "MetaClip2VisionModel": Architecture(METACLIP_2),
+    "MetaClip2VisionModelWithProjection": Architecture(METACLIP_2, PROJECTION),
+    "MetaClip2ForImageClassification": Architecture(METACLIP_2, CLASSIFIER, MEAN_BEFORE_NORM, UNREAD_NORM),
+    "AltCLIPVisionModel": Architecture(ALTCLIP),
+    "ChineseCLIPVisionModel": Architecture(CHINESE_CLIP),
+    "CLIPSegVisionModel": Architecture(CLIPSEG),
+    "OwlViTVisionModel": Architecture(OWLVIT),
+    "Owlv2VisionModel": Architecture(OWLV2),
+    "GitVisionModel": Architecture(GIT),
+    "BlipVisionModel": Architecture(BLIP),
+    "Blip2VisionModel": Architecture(BLIP_2),
+    "InstructBlipVisionModel": Architecture(INSTRUCTBLIP),
+    "InternVLVisionModel": Architecture(INTERNVL),
+    "QianfanOCRVisionModel": Architecture(QIANFAN_OCR),
+    "SiglipVisionModel": Architecture(SIGLIP),
+    "SiglipForImageClassification": Architecture(SIGLIP, CLASSIFIER, ignored=UNREAD_HEAD),
+    "Siglip2VisionModel": Architecture(SIGLIP2),
+    "Siglip2ForImageClassification": Architecture(SIGLIP2, CLASSIFIER, ignored=UNREAD_HEAD),
+    "Aimv2VisionModel": Architecture(AIMV2),
+}
+
+# In which order a class is looked for that can hold a model of ours. MSN and MAE are ViTs; name their classes yourself.
+CANDIDATES = {
+    "masked": ["ViTForMaskedImageModeling", "DeiTForMaskedImageModeling"],
+    "classifier": [
+        "ViTForImageClassification", "DeiTForImageClassificationWithTeacher", "DeiTForImageClassification",
+        "IJepaForImageClassification", "Dinov2ForImageClassification", "Dinov2WithRegistersForImageClassification",
+        "BeitForImageClassification", "Siglip2ForImageClassification", "CLIPForImageClassification",
+    ],
+    "encoder": [
+        "ViTModel", "DeiTModel", "IJepaModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel",
+        "CLIPVisionModel", "CLIPVisionModelWithProjection", "Siglip2VisionModel", "SiglipVisionModel",
+        "Aimv2VisionModel", "GitVisionModel", "BlipVisionModel", "Blip2VisionModel", "BeitModel", "InternVLVisionModel",
+        "Sapiens2Model",
+    ],
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Container:
+    """A class that contains one of the above and other parts.
+
+    Args:
+        holds: The class that opens.
+        whole: Whether its modules have the names of those of `holds`, so a live one is read as such; otherwise one of
+            them is that class, and opens on its own.
+        ignored: Patterns of ignored tensors, with the reason.
+    """
+
+    holds: str
+    ignored: Sequence[tuple[str, str]] = ()
+    whole: bool = False
+
+
+TEXT = (
+    ("text_*", "the text model and the projection after it"),
+    ("logit_scale", "compares images with texts"),
+    ("logit_bias", "compares images with texts"),
+)
+BESIDE = (*TEXT, ("visual_projection.*", "the projection beside the text model's"))
+LANGUAGE = (  # none of these patterns may match a tower's own names
+    *(
+        (f"embeddings.{name}.*", "of the language model")
+        for name in ("word_embeddings", "position_embeddings", "LayerNorm")
+    ),
+    ("encoder.layer.*", "the language model"),
+    ("visual_projection.*", "to the language model"),
+)
+DETECTION = tuple(
+    (f"{name}.*", "of the detector") for name in ("box_head", "class_head", "objectness_head", "layer_norm")
+)
+MATCHING = tuple((f"{name}.*", "compares images with texts") for name in ("itm_head", "vision_proj*"))
+CAUSAL = tuple(  # with the prefix of today's classes, or without, as in files
+    (f"{prefix}{name}.*", reason)
+    for prefix in ("", "model.")
+    for name, reason in (
+        ("language_model", "the language model"),
+        ("multi_modal_projector", "the projection to the language model"),
+        ("lm_head", "of the language model"),
+    )
+)
+PROJECTOR = (("mlp1.*", "the projection to the language model"),)
+DEPTH = (("neck.*", "of the estimation of depth"), ("head.*", "of the estimation of depth"))
+QFORMER = (
+    ("qformer.*", "the model that queries the tokens"),
+    ("query_tokens", "of the model that queries the tokens"),
+    ("language_*", "the language model and the projection to it"),
+)
+
+
+def _inside(ignored: Sequence[tuple[str, str]], path: str) -> tuple[tuple[str, str], ...]:
+    return tuple((f"{path}.{pattern}", reason) for pattern, reason in ignored)
+
+
+CONTAINERS = {
+    "ViTMAEForPreTraining": Container("ViTMAEModel", (("decoder.*", "the decoder of the pre-training"),)),
+    "Dinov2Backbone": Container("Dinov2Model", whole=True),
+    "Dinov2WithRegistersBackbone": Container("Dinov2WithRegistersModel", whole=True),
+    "BeitBackbone": Container("BeitModel"),
+    "BeitForMaskedImageModeling": Container(
+        "BeitModel", tuple((f"{name}.*", "predicts visual words") for name in ("layernorm", "lm_head"))
+    ),
+    "DINOv3ViTBackbone": Container("DINOv3ViTModel", whole=True),
+    "Sapiens2Backbone": Container("Sapiens2Model", whole=True),
+    **{
+        f"Sapiens2For{task}": Container(
+            "Sapiens2Model", tuple((f"{name}_head.*", "of the task") for name in ("decode", "scale"))
+        )
+        for task in ("ImageMatting", "NormalEstimation", "PointmapEstimation", "PoseEstimation", "SemanticSegmentation")
+    },
+    "CLIPModel": Container("CLIPVisionModelWithProjection", TEXT, whole=True),
+    "MetaClip2Model": Container("MetaClip2VisionModelWithProjection", TEXT, whole=True),
+    "AltCLIPModel": Container("AltCLIPVisionModel", BESIDE),
+    "ChineseCLIPModel": Container("ChineseCLIPVisionModel", BESIDE),
+    "CLIPSegModel": Container("CLIPSegVisionModel", BESIDE),
+    "CLIPSegForImageSegmentation": Container(
+        "CLIPSegVisionModel", (*_inside(BESIDE, "clip"), ("decoder.*", "the decoder of masks"))
+    ),
+    "OwlViTModel": Container("OwlViTVisionModel", BESIDE, whole=True),
+    "OwlViTForObjectDetection": Container("OwlViTVisionModel", (*_inside(BESIDE, "owlvit"), *DETECTION)),
+    "Owlv2Model": Container("Owlv2VisionModel", BESIDE, whole=True),
+    "Owlv2ForObjectDetection": Container("Owlv2VisionModel", (*_inside(BESIDE, "owlv2"), *DETECTION)),
+    "GitModel": Container("GitVisionModel", LANGUAGE),
+    "GitForCausalLM": Container("GitVisionModel", (*_inside(LANGUAGE, "git"), ("output.*", "of the language model"))),
+    "BlipModel": Container("BlipVisionModel", BESIDE),
+    "BlipForConditionalGeneration": Container("BlipVisionModel", TEXT),
+    "BlipForQuestionAnswering": Container("BlipVisionModel", TEXT),
+    "BlipForImageTextRetrieval": Container("BlipVisionModel", (*TEXT, *MATCHING)),
+    "Blip2Model": Container("Blip2VisionModel", QFORMER),
+    "Blip2ForConditionalGeneration": Container("Blip2VisionModel", QFORMER),
+    "Blip2ForImageTextRetrieval": Container("Blip2VisionModel", (*QFORMER, *TEXT, *MATCHING, *LANGUAGE[:3])),
+    "Blip2VisionModelWithProjection": Container("Blip2VisionModel", (*QFORMER, *MATCHING)),
+    "InstructBlipModel": Container("InstructBlipVisionModel", QFORMER),
+    "InstructBlipForConditionalGeneration": Container("InstructBlipVisionModel", QFORMER),
+    "InternVLModel": Container("InternVLVisionModel", CAUSAL),
+    "InternVLForConditionalGeneration": Container("InternVLVisionModel", CAUSAL),
+    "QianfanOCRModel": Container("QianfanOCRVisionModel", (*CAUSAL, *PROJECTOR)),
+    "QianfanOCRForConditionalGeneration": Container("QianfanOCRVisionModel", (*CAUSAL, *PROJECTOR)),
+    "DepthAnythingForDepthEstimation": Container("Dinov2Model", DEPTH),
+    "PromptDepthAnythingForDepthEstimation": Container("Dinov2Model", DEPTH),
+    "SiglipModel": Container("SiglipVisionModel", TEXT),
+    "Siglip2Model": Container("Siglip2VisionModel", TEXT),
+    "Aimv2Model": Container("Aimv2VisionModel", BESIDE),
+}
+# The models whose configuration contains that of a vision tower, as `vision_config` or as named below.
+COMPOSITES = {
+    "clip": "clip_vision_model", "metaclip_2": "metaclip_2_vision_model", "altclip": "altclip_vision_model",
+    "chinese_clip": "chinese_clip_vision_model", "clipseg": "clipseg_vision_model", "owlvit": "owlvit_vision_model",
+    "owlv2": "owlv2_vision_model", "git": "git_vision_model", "blip": "blip_vision_model",
+    "blip-2": "blip_2_vision_model", "instructblip": "instructblip_vision_model", "siglip": "siglip_vision_model",
+    "siglip2": "siglip2_vision_model",
+    "aimv2": "aimv2_vision_model", "internvl": "internvl_vision", "qianfan_ocr": "qianfan_ocr_vision",
+    "depth_anything": "dinov2", "prompt_depth_anything": "dinov2",
+}  # fmt: skip
+TOWER_CONFIGS = {"depth_anything": "backbone_config", "prompt_depth_anything": "backbone_config"}

@@ -1,0 +1,101 @@
+"""transformers' image processors in folders, and export to the stock class."""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from transformers import (
+    AutoImageProcessor,
+    Siglip2ImageProcessor,
+    Siglip2ImageProcessorPil,
+    ViTImageProcessor,
+    ViTImageProcessorPil,
+)
+from transformers.image_processing_utils import BaseImageProcessor
+
+from ....errors import CheckpointError, ExportError, OutputError
+from ....image_processing_plain_vit import SourcePreprocessing, check_settings
+
+
+def processor_from_transformers(
+    preprocessor_config: Mapping[str, Any], model_config: Mapping[str, Any] | None = None
+) -> BaseImageProcessor:
+    """Return the processor that a folder in transformers' layout describes, plain-vit's own included.
+
+    A stock processor keeps the stock class that `AutoImageProcessor` chooses, whose pixels are the source's.
+
+    Args:
+        preprocessor_config: The contents of `preprocessor_config.json`, of this or an older release of transformers,
+            or the part of `processor_config.json` for images.
+        model_config: The contents of the `config.json` in its folder, which determines the class if the other does not.
+
+    Raises:
+        CheckpointError: if neither names an image processor that transformers or plain-vit has.
+        ValueError: for settings that no image can be prepared with.
+    """
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            for name, content in (("preprocessor_config.json", preprocessor_config), ("config.json", model_config)):
+                if content is not None:  # without references to code, which is never loaded
+                    known = {key: value for key, value in content.items() if key != "auto_map"}
+                    Path(folder, name).write_text(json.dumps(known), encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"temporary files cannot be written: {error.strerror}. Free disk space.") from error
+        try:
+            processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            named = preprocessor_config.get("image_processor_type") or preprocessor_config.get("feature_extractor_type")
+            reason = "" if named else f" ({str(error).strip().partition(chr(10))[0]})"  # of settings, not of the class
+            raise CheckpointError(
+                f"the folder names the image processor {named}, its config.json the model type "
+                f"{(model_config or {}).get('model_type')}: expected one of transformers or plain-vit. Correct it, or "
+                "move preprocessor_config.json (or processor_config.json) out of the folder to open the model alone"
+                f"{reason}"
+            ) from error
+    check_settings(vars(processor))
+    return processor
+
+
+def stock_processor(processor: SourcePreprocessing) -> BaseImageProcessor:
+    """Return transformers' own ViT processor with the same pixels, which needs neither plain-vit nor trust.
+
+    Of patches of images of many sizes it is SigLIP 2's.
+
+    The pixels are equal for images without transparency; transformers blends transparency with white, the sources
+    drop it. A folder does not say the backend: `AutoImageProcessor` opens what the result saves with torchvision, one
+    or two levels of 255 away, unless it is asked for `backend="pil"`.
+
+    Args:
+        processor: Ours, of either backend. The result is the class that resizes with Pillow, or with torch where
+            `resize_with` says so: then its normalisation rounds otherwise, by up to 2e-6.
+
+    Raises:
+        ExportError: if the stock class would prepare other pixels: its centre crop is off by one on some sizes.
+    """
+    settings = processor.settings()
+    size, crop = settings["size"], settings.get("crop_size") or {}
+    margins = [size.get(side, 0) - crop[side] for side in crop] if settings.get("do_center_crop") else []
+    faults = {
+        f"resize_mode={settings.get('resize_mode')!r}": settings.pop("resize_mode", None) is not None,
+        "pad_color": settings.pop("pad_color", None) is not None,
+        "a centre crop whose margin depends on the image": bool(margins) and size.keys() != {"height", "width"},
+        f"a centre crop with the margins {margins}": any(margin % 4 == 3 or margin < 0 for margin in margins),
+    }
+    if any(faults.values()):
+        raise ExportError(
+            "transformers' own ViTImageProcessor would prepare other pixels: keep PlainViTImageProcessor",
+            [part for part, is_there in faults.items() if is_there],
+        )
+    if settings.get("max_num_patches") is not None:
+        is_torch = settings.pop("resize_with") == "torch"
+        kept = {name: value for name, value in settings.items() if name not in ("size", "crop_size", "do_center_crop")}
+        return (Siglip2ImageProcessor if is_torch else Siglip2ImageProcessorPil)(**kept)
+    for name in ("max_num_patches", "patch_size"):
+        settings.pop(name, None)
+    settings["do_convert_rgb"] = len(settings["image_mean"]) == 3  # the stock class converts to nothing but RGB
+    stock = ViTImageProcessor if settings.pop("resize_with") == "torch" else ViTImageProcessorPil
+    return stock(**settings)

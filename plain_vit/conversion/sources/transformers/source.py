@@ -1,0 +1,840 @@
+"""transformers' own Vision Transformers: live modules, files with current and 4.x names, and export.
+
+Each family (ViT, DeiT, MSN, MAE, I-JEPA, DINOv2 with and without registers, DINOv3, BEiT, Data2Vec, the vision towers
+of CLIP and its kin, of BLIP and BLIP-2, InternVL, SigLIP and AIMv2) is a table of tensors and a table of settings in
+`families.py`, read in both directions. What a class cannot represent is found by reading back the settings that it
+would be given.
+"""
+
+import copy
+import dataclasses
+import functools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ....configuration_plain_vit import PlainViTConfig
+from ....errors import (
+    AmbiguousCheckpointError,
+    CheckpointError,
+    ExportError,
+    MappingError,
+    MissingPackageError,
+    PlainViTError,
+    UnknownFormatError,
+    did_you_mean,
+    few,
+)
+from ....image_processing_plain_vit import SourcePreprocessing
+from ...compare_modules import MASKED, class_path, differences, empty_model, lost_fields
+from ...engine import Row, ignored_names, revert, without_prefix
+from ...format import DROP_HEAD, UNSEEN, Description, Format, Hints, Inference, Probes, StateDict
+from ...infer import pair
+from . import bare
+from .families import (
+    AIMV2,
+    ARCHITECTURES,
+    AROUND,
+    BEIT,
+    BOOKKEEPING,
+    CANDIDATES,
+    CLASSIFIER,
+    COMPOSITES,
+    CONTAINERS,
+    DATA2VEC_VISION,
+    DINOV2,
+    DINOV2_WITH_REGISTERS,
+    DINOV3,
+    GIT,
+    INTERNVL,
+    LAYER,
+    PATCHES,
+    POOLER_ROWS,
+    PROJECTION,
+    QIANFAN_OCR,
+    SAPIENS2,
+    SIGLIP,
+    SIGLIP2,
+    TOWER_CONFIGS,
+    UNREAD_HEAD,
+    UNREAD_NORM,
+    UNREAD_POOLER,
+    VIT_MAE,
+    VIT_MSN,
+    Architecture,
+)
+from .installed import class_named, config_class
+from .pixels import processor_from_transformers, stock_processor
+
+# Attributes that do not affect the outputs: constructor arguments stored in addition to the parts, training switches,
+# plans for several devices. The configuration is read from the model, whose parts all share it.
+SILENT_ATTRIBUTES = {
+    "all_tied_weights_keys", "backbone_type", "config", "gradient_checkpointing", "kernel_config", "loss_type",
+    "name_or_path", "num_labels", "num_patches", "num_positions", "warnings_issued",
+    "_can_record_outputs", "_ep_plan", "_fsdp_plan", "_keep_in_fp32_modules", "_keep_in_fp32_modules_strict",
+    "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected", "_keys_to_ignore_on_save",
+    "_no_split_modules", "_output_capturing_hooks_installed", "_pp_plan", "_skip_keys_device_placement", "_tp_plan",
+    # Left on a model by loading, training and preparing it; hooks and replaced functions are found as such.
+    "_gradient_checkpointing_func", "_is_accelerate_prepared", "_require_grads_hook", "_require_grads_hooks",
+    "_use_kernels", "_weight_conversions", "hf_device_map",
+}  # fmt: skip
+# Ways to attend that give the same numbers in another order of operations.
+ATTENTIONS = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
+# Classes that a setting selects and that differ in the kernel alone.
+KERNELS = {
+    f"transformers.models.{module}{kind}SelfAttention": module
+    for module in ("beit.modeling_beit.Beit", "data2vec.modeling_data2vec_vision.Data2VecVision")
+    for kind in ("", "Sdpa")
+}
+# Towers whose names in files only the loader of the whole model knows: its class, and the tower in it.
+LOADED_WHOLE = {
+    "altclip_vision_model": ("AltCLIPModel", "vision_model."),
+    "qianfan_ocr_vision": ("QianfanOCRModel", "vision_tower."),
+}
+# Classes whose configuration holds that of their tower, and its type.
+AROUND_TOWER = {
+    "SiglipForImageClassification": "siglip", "Siglip2ForImageClassification": "siglip2",
+    "CLIPForImageClassification": "clip", "MetaClip2ForImageClassification": "metaclip_2",
+}  # fmt: skip
+ROTATIONS = ("DINOv3ViTRopePositionEmbedding", "Sapiens2RopePositionEmbedding")
+SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
+# The types of the models that open, as a config.json names them; timm's wrapper is read as timm's.
+MODEL_TYPES = [*dict.fromkeys(one.family.model_type for one in ARCHITECTURES.values()), *COMPOSITES, "timm_wrapper"]
+# Hints that a config.json does not determine.
+HINTS = {"layout", "key", "image_mean", "image_std", "drop", "id2label"}
+# The classes whose live modules are read; those of others are found inside.
+LIVE = {*ARCHITECTURES, *(name for name, container in CONTAINERS.items() if container.whole)}
+POSITION_NAMES = ("position_embeddings", "position_embedding", "position_embedding.weight", "rms_norm.weight")
+POSITION_COUNTERS = ("*position_ids", "counts the positions")
+
+
+class TransformersFormat(Format):
+    """transformers' own Vision Transformers.
+
+    A layout is the name of a class. A second word says that the tensors are those of a file, without the prefix of the
+    encoder: "4.x" under the names that transformers has always written, "bare" under those of today's modules.
+    """
+
+    name = "transformers"
+    suffixes: tuple[str, ...] = ()
+    opens: Mapping[str, Sequence[str]] = {"transformers.models": MODEL_TYPES}
+    architectures = (*ARCHITECTURES, *CONTAINERS)
+    probes = (  # of ViT they are ours
+        Probes("embeddings.patch_embeddings", "encoder.layer.{}", "layernorm"),  # DINOv2
+        Probes("embeddings.patch_embeddings", "model.layer.{}", "norm"),  # DINOv3
+        Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # CLIP and SigLIP
+        Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # AIMv2, whose patches are normalised
+    )
+    heads = ("classifier", "cls_classifier", "distillation_classifier")
+
+    def matches_names(self, names: Collection[str]) -> bool:
+        """Return whether a state dict has the patch embeddings and the first block of one of the families."""
+        # Our own patch embeddings have ViT's name; our position table has not. AIMv2 may do without one.
+        theirs = (
+            "position_embeddings",
+            "position_embedding",
+            "position_embedding.weight",
+            "embeddings.rms_norm.weight",
+            "embeddings.patch_embeddings.weight",  # DINOv3, without a table of positions
+            "relative_position_bias_table",
+            ".lambda_1",  # BEiT and InternVL, which may have no position at all
+            ".attention.attention.query.weight",  # BEiT without LayerScale
+            "embeddings.class_embedding",  # Qianfan-OCR without positions
+            ".attn.wq.weight",  # Sapiens2
+        )
+        prefix, found = _prefix(names), set(names)
+        # The blocks of some files (MSN, a backbone of BEiT) lack the prefix of the embeddings.
+        first = {f"{place}{mark}{leaf}" for place in ("", prefix) for mark in _marks() for leaf in ("", ".weight")}
+        has_block = not found.isdisjoint(first) or not any(".0." in name for name in names)  # a model may have none
+        return prefix is not None and has_block and any(name.endswith(theirs) for name in names)
+
+    def settings_of_others(self, settings: Mapping[str, Any]) -> str | None:
+        """Return the type of a model of transformers that plain-vit does not open, whatever its tensors are called."""
+        model_type = settings.get("model_type")
+        known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+        return f"transformers' {_closed(str(model_type))}" if known and model_type not in MODEL_TYPES else None
+
+    def unread(self, tensors: StateDict) -> dict[str, str]:
+        """Return a mask token elsewhere than in the embeddings, where it is kept."""
+        found = super().unread(tensors)
+        return {name: reason for name, reason in found.items() if not name.endswith("embeddings.mask_token")}
+
+    def matches_module(self, module: nn.Module) -> bool:
+        """Return whether a live module is of one of the classes, or derived from one."""
+        return any(
+            base.__module__.startswith("transformers.models.") and base.__name__ in LIVE
+            for base in type(module).__mro__
+        )
+
+    def contains_model(self, module: nn.Module) -> bool:
+        """Return whether a live module is of a class that contains a vision tower and other parts."""
+        return type(module).__module__.startswith("transformers.models.") and type(module).__name__ in CONTAINERS
+
+    def describe_module(self, module: Any, hints: Hints) -> Description:
+        """Read the configuration of a live module, which determines everything: hints are not needed.
+
+        Raises:
+            ExportError: lists every part and every setting that plain-vit does not support.
+        """
+        name = type(module).__name__
+        if not class_path(module).startswith("transformers.models.") or name not in LIVE:
+            raise ExportError(f"{class_path(module)} is derived from a class of transformers: pass that itself")
+        config, inferences, ignored = _describe(name, module.config.to_dict(), module.state_dict(), hints)
+        name = CONTAINERS[name].holds if name in CONTAINERS else name
+        with torch.device("meta"):
+            rebuilt = self.build_module(config, name)
+        if config.pooling == "cls" and getattr(module, "pooler", module) is None:
+            rebuilt.pooler = None  # type: ignore[assignment]  # BEiT's has no weights where it hands on the class token
+        faults = [*_changed_parts(module, rebuilt), *_changed_values(module)]
+        unread = ignored_names([fault.partition(" is ")[0] for fault in faults], ignored)
+        if faults := [fault for fault in faults if fault.partition(" is ")[0] not in unread]:
+            raise ExportError(
+                f"plain-vit does not know parts of this {name} (what it is, not what it would become):", faults
+            )
+        return Description(config, name, inferences, ignored)
+
+    def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
+        """Read the configuration from the `config.json` of the tensors.
+
+        Raises:
+            CheckpointError: if there is none, or if it has unsupported settings; lists all of them.
+        """
+        if "model_type" not in settings:
+            return self._describe_bare(tensors, hints)
+        if superfluous := [name for name, value in vars(hints).items() if value is not None and name not in HINTS]:
+            raise CheckpointError(f"config.json determines everything: omit {', '.join(superfluous)}")
+        name, source = _class_of(settings, tensors, hints)
+        described = self._described(name, settings, tensors, hints)
+        settled = [Inference(field, getattr(described.config, field), "config.json") for field in UNSEEN]
+        layout = Inference("layout", str(described.layout).split()[0], source)
+        stated_by = source if source == "the caller" else f"{source}, which names {name},"
+        return replace(described, inferences=[layout, *settled, *described.inferences], stated_by=stated_by)
+
+    def _describe_bare(self, tensors: StateDict, hints: Hints) -> Description:
+        """Read the configuration of tensors without a `config.json`.
+
+        Raises:
+            AmbiguousCheckpointError: lists the settings, and the classes, that are neither shown nor given.
+            CheckpointError: The tensors are of none of the classes.
+        """
+        name, prefix = bare.named(hints), _prefix(tensors) or ""
+        if name is None:
+            raise bare.ask(self._fitting(tensors, hints), is_named=False, has_head=bool(self.heads_in(tensors)))
+        found = bare.read(name, tensors, prefix, hints)
+        if found.open:
+            raise bare.ask({name: found}, is_named=True, has_head=False)
+        described = self._described(name, found.settings, tensors, hints)
+        unseen = [Inference("architecture", name, "the caller"), Inference("layout", name, "the caller")]
+        scale = Inference("attention_scale", "head_dim**-0.5", "transformers' code, the only value there")
+        inferences = [*unseen, scale, *found.inferences, *described.inferences]
+        return replace(described, inferences=inferences, stated_by="the caller")
+
+    def _fitting(self, tensors: StateDict, hints: Hints) -> dict[str, bare.Bare]:
+        """Return the settings of the tensors by the classes that have exactly such tensors.
+
+        Raises:
+            CheckpointError: There is none.
+        """
+        fitting, prefix = {}, _prefix(tensors) or ""
+        for name in (*ARCHITECTURES, *CONTAINERS):
+            if not bare.has_parts(name, tensors, prefix, is_headless=bool(hints.drop)):
+                continue
+            with suppress(MappingError, MissingPackageError):
+                found = bare.read(name, tensors, prefix, hints)
+                heads: Sequence[Any] = found.open.get("num_attention_heads", [hints.num_attention_heads])
+                if any(self._fits(name, tensors, replace(hints, num_attention_heads=count)) for count in heads):
+                    fitting[name] = found
+        if not fitting:
+            outside = [repr(one) for one in tensors if not one.startswith(prefix)]
+            place = f"key= with its place, which ends in {prefix[:-1]!r}, opens it alone"
+            beside = f" {few(outside)} are outside the encoder: {place}."
+            raise CheckpointError(
+                "the tensors have names of transformers, but are those of no class that plain-vit opens without its "
+                "config.json: give the folder with it, or architecture=, the class, to see how they differ from it."
+                + (beside if outside else "")
+            )
+        return fitting
+
+    def _fits(self, name: str, tensors: StateDict, hints: Hints) -> bool:
+        """Return whether a class has exactly these tensors, with the first candidates of what is open.
+
+        Raises:
+            MappingError: It has others, whatever the heads are.
+        """
+        settings = bare.read(name, tensors, _prefix(tensors) or "", hints).settings
+        try:
+            described = self._described(name, settings, tensors, hints)
+        except MappingError:
+            raise
+        except (PlainViTError, ValueError, LookupError):  # such as heads that a rotation cannot have
+            return False
+        whole = empty_model(described.config).state_dict()
+        expected = revert(self.rows(described.config, described.layout), whole, described.config)
+        own = without_prefix(tensors, described.prefix, described.ignored)
+        known = [row for row in described.ignored if row not in UNREAD_POOLER]  # which the class itself does not save
+        unused = ignored_names([one for one in own if one not in expected], known)
+        if differing := expected.keys() ^ (own.keys() - unused):
+            raise MappingError("the tensors are not those of the class:", sorted(differing))
+        return all(tensor.shape == own[key].shape for key, tensor in expected.items())
+
+    def _described(self, name: str, settings: Mapping[str, Any], tensors: StateDict, hints: Hints) -> Description:
+        """Return the description of a checkpoint of a class with these settings."""
+        try:
+            config, inferences, ignored = _describe(name, settings, tensors, hints)
+        except ExportError as error:
+            raise CheckpointError(str(error)) from error
+        layout = _layout_in_file(name, tensors)
+        return Description(config, layout, inferences, ignored, _prefix(tensors) or "")
+
+    def image_processor(
+        self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
+    ) -> tuple[Any, Sequence[str]]:
+        """Return transformers' own processor as `preprocessor_config.json` describes it, else a default."""
+        if preprocessor:
+            return processor_from_transformers(preprocessor, settings), ()
+        return super().image_processor(config, settings, preprocessor, hints)
+
+    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
+        """Return the table of tensors."""
+        name, *words = (layout or _class_for(config)).split()
+        architecture = _architecture(name)
+        on_disk, prefix = ("4.x" in words, "") if words else _names_in_modules(name)
+        encoder = architecture.family.rows_of(config, on_disk)
+        encoder = [replace(row, source=_prefixed(row.source, prefix)) for row in encoder]
+        return [*encoder, *architecture.head]
+
+    def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
+        """Build the class from its own `config.json`."""
+        if "model_type" not in settings:
+            return None
+        config, name = description.config, (description.layout or "").split()[0]
+        kind, architecture = class_named(name), _architecture(name)
+        whole: PreTrainedConfig = config_class(name, settings["model_type"]).from_dict(dict(settings))
+        tower = _tower_config(whole)
+        whole.num_labels = config.num_labels or 0  # where the caller names other labels, or drops the classifier
+        # Parts that the tensors show to be there or not: a tower of two may be saved without its own.
+        for setting in SHOWN_BY_TENSORS & _settings_for(config, architecture).keys():
+            setattr(tower, setting, _settings_for(config, architecture)[setting])
+        for setting, value in _unread_head(architecture).items():
+            setattr(tower, setting, value)
+        return kind(whole if isinstance(whole, kind.config_class) else tower, **_options(config, architecture))
+
+    def build_module(self, config: PlainViTConfig, layout: str | None) -> PreTrainedModel:
+        """Build transformers' own model of this config, with random weights.
+
+        Raises:
+            ExportError: lists every part of the model that the class cannot represent.
+        """
+        name = (layout or _class_for(config)).split()[0]
+        stock, options = _recipe(config, name)
+        model: PreTrainedModel = class_named(name)(stock, **options)
+        return model
+
+    def for_module(self, tensors: StateDict, config: PlainViTConfig, layout: str | None) -> StateDict:
+        """Return tensors under the names of the module: those of a file as transformers' own loader names them."""
+        name, *words = (layout or _class_for(config)).split()
+        architecture = _architecture(name)
+        if words and architecture.family.model_type in LOADED_WHOLE:
+            return _loaded_whole(_recipe(config, name)[0], tensors)
+        if words:
+            beside = tuple(str(row.source) for row in architecture.head)
+            prefix = _names_in_modules(name)[1]
+            stored = {tensor if tensor.startswith(beside) else prefix + tensor: tensors[tensor] for tensor in tensors}
+            stored |= _unread_norm(name, config, next(iter(tensors.values())))
+            stock, options = _recipe(config, name)
+            loaded = class_named(name).from_pretrained(None, config=stock, state_dict=stored, **options)
+            return loaded.state_dict()
+        some = next(iter(tensors.values()))
+        added = {}  # tensors that the class always has
+        if architecture.family in (DINOV2_WITH_REGISTERS, DINOV3) and not config.use_mask_token:
+            axes = (1, 1) if architecture.family is DINOV3 else (1,)
+            added["mask_token"] = some.new_zeros(*axes, config.hidden_size)  # as it begins; nothing was masked
+        if architecture.family in (DINOV3, SAPIENS2) and not config.num_register_tokens:
+            added["register_tokens"] = some.new_zeros(1, 0, config.hidden_size)
+        added = {f"{_names_in_modules(name)[1]}embeddings.{one}": added[one] for one in added}
+        return {**tensors, **added, **_unread_norm(name, config, some)}
+
+    def write(
+        self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
+    ) -> None:
+        """Write the folder that transformers itself writes, which its `from_pretrained` opens anywhere.
+
+        Raises:
+            ExportError: names every part of the model or of the image processor that transformers cannot represent.
+        """
+        name = (layout or _class_for(config)).split()[0]
+        processor = image_processor
+        if isinstance(image_processor, SourcePreprocessing):
+            processor = stock_processor(image_processor)
+        with torch.device("meta"):
+            module = self.build_module(config, name)
+        state = self.for_module(revert(self.rows(config, name), tensors, config), config, name)
+        module.load_state_dict(dict(state), assign=True)
+        module.save_pretrained(path)
+        if processor is not None:
+            processor.save_pretrained(path)
+
+
+# Configuration of a source
+
+
+def _changed_parts(module: nn.Module, rebuilt: nn.Module) -> list[str]:
+    """Return what sets a model apart from a fresh one; of a class that holds more than that one, its encoder alone."""
+    if type(module) is type(rebuilt):
+        return differences(module, rebuilt, KERNELS, SILENT_ATTRIBUTES)
+    return [
+        f"{path}.{fault}"
+        for path, part in rebuilt.named_children()
+        for fault in differences(module.get_submodule(path), part, KERNELS, SILENT_ATTRIBUTES)
+    ]
+
+
+def _changed_values(module: PreTrainedModel) -> list[str]:
+    """Return what parts read in a forward pass that neither tensors nor the model's own configuration say."""
+    faults = []
+    config = module.config
+    said = [one.to_dict() for one in (config, _tower_config(config))]
+    for path, part in module.named_modules():
+        own = getattr(part, "config", None)
+        if isinstance(own, PreTrainedConfig) and own is not config and own.to_dict() not in said:
+            faults.append(f"{path}.config is another configuration than the model's")
+        if getattr(part, "_use_kernels", False):
+            faults.append(f"{path or 'model'}._use_kernels is True: kernels of the Hub replace its own functions")
+        attention = getattr(own, "_attn_implementation", None)
+        if attention not in ATTENTIONS:
+            faults.append(f"{path}.config._attn_implementation is {attention!r}, which may compute anything")
+        if type(part).__name__ in ROTATIONS and not part.inv_freq.is_meta:
+            with torch.device("cpu"):
+                fresh = type(part)(own).inv_freq
+            if not torch.equal(part.inv_freq.cpu(), fresh):
+                faults.append(
+                    f"{path}.inv_freq has not the values of its configuration: a cast such as .to(torch.bfloat16) "
+                    "rounds them; load the model with dtype= instead, which does not"
+                )
+        counters = part._buffers.get("position_ids")
+        if counters is not None and not counters.is_meta:
+            counted = torch.arange(counters.shape[-1], device=counters.device)
+            if not torch.equal(counters.flatten(), counted):
+                faults.append(f"{path}.position_ids does not count the positions from 0")
+    return faults
+
+
+def _prefix(names: Collection[str]) -> str | None:
+    """Return the prefix of the encoder; None if there is no encoder."""
+    found = {name.removesuffix(end) for name in names for end in PATCHES if name.endswith(end)}
+    if found == {""} and any(name.startswith("beit.layernorm.") for name in names):
+        return "beit."  # as transformers saves a BeitBackbone: the norm alone has the prefix
+    return found.pop() if len(found) == 1 else None
+
+
+def _tower_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the configuration of the vision tower in that of a model, or the configuration itself."""
+    return getattr(config, TOWER_CONFIGS.get(config.model_type, "vision_config"), config)
+
+
+def _prefixed(source: str | tuple[str, ...], prefix: str) -> str | tuple[str, ...]:
+    return prefix + source if isinstance(source, str) else tuple(prefix + name for name in source)
+
+
+@functools.cache
+def _marks() -> frozenset[str]:
+    """Return the names of the queries, or of what they are joined with, in the first block of each family."""
+    rows = (row for one in ARCHITECTURES.values() for row in (*one.family.rows, *one.family.on_disk))
+    marks = set()
+    for row in rows:
+        ours = [row.ours] if isinstance(row.ours, str) else row.ours
+        if any(name.removesuffix(".weight") == f"{LAYER}.attention.q_proj" for name in ours):
+            marks |= {name.replace("{}", "0") for name in ([row.source] if isinstance(row.source, str) else row.source)}
+    return frozenset(marks)
+
+
+def _closed(model_type: str) -> str:
+    near = "" if model_type in CONFIG_MAPPING else did_you_mean(model_type, MODEL_TYPES)
+    return f"model_type {model_type!r}, which plain-vit does not open: it opens {', '.join(MODEL_TYPES)}{near}"
+
+
+def _architecture(name: str) -> Architecture:
+    if name not in ARCHITECTURES:
+        raise UnknownFormatError(f"layout is {name!r}: expected one of {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
+
+
+def _class_of(settings: Mapping[str, Any], tensors: StateDict, hints: Hints) -> tuple[str, str]:
+    """Return the class that a checkpoint was saved from, and its origin.
+
+    Raises:
+        AmbiguousCheckpointError: Nobody names a class; lists those with these tensors.
+        UnknownFormatError: The named class is not one that opens.
+    """
+    model_type = settings["model_type"]
+    tower = COMPOSITES.get(model_type, model_type)
+    of_type = [name for name, one in ARCHITECTURES.items() if one.family.model_type == tower]
+    if not of_type:
+        raise UnknownFormatError(f"config.json is of {_closed(str(model_type))}")
+    of_type += [name for name, container in CONTAINERS.items() if container.holds in of_type]
+    named = settings.get("architectures") or []
+    if hints.layout is not None:
+        name, source = hints.layout.split()[0], "the caller"
+    elif named:
+        name, source = named[0], "config.json"
+    else:
+        raise _without_class(of_type, settings, tensors, hints)
+    if name not in of_type or len(named) > 1:
+        raise UnknownFormatError(
+            f"config.json is of {', '.join(named) or 'no class'} and model_type {model_type!r}, taken as {name}: "
+            f"expected layout= one of {', '.join(of_type)}"
+        )
+    return name, source
+
+
+def _without_class(
+    of_type: Sequence[str], settings: Mapping[str, Any], tensors: StateDict, hints: Hints
+) -> AmbiguousCheckpointError:
+    """Return the error for a `config.json` that names no class: what a head reads is known from its class alone."""
+    fitting = {name: names for name in of_type if (names := _unread(name, settings, tensors, hints)) is not None}
+    beside = [f"{name} does not read {', '.join(names)}" for name, names in fitting.items() if names]
+    own = f"; a head of your own may read another token: {DROP_HEAD}"
+    return AmbiguousCheckpointError(
+        "config.json names no class (architectures), and the tensors do not show which tokens a head reads. Give the "
+        "class of transformers that computes what these tensors were trained for"
+        + (own if TRANSFORMERS.heads_in(tensors) else "")
+        + (f" ({'; '.join(beside)})" if beside else ""),
+        {"layout": list(fitting or of_type)},
+    )
+
+
+def _unread(name: str, settings: Mapping[str, Any], tensors: StateDict, hints: Hints) -> list[str] | None:
+    """Return the tensors that no output of a class reads; None if it has others than these, or of other shapes."""
+    try:
+        config, _, ignored = _describe(name, settings, tensors, hints)
+        short = without_prefix(tensors, _prefix(tensors) or "", ignored)
+        rows = TRANSFORMERS.rows(config, _layout_in_file(name, tensors))
+        expected = revert(rows, empty_model(config).state_dict(), config)
+    except PlainViTError:
+        return None
+    unread = list(ignored_names([one for one in short if one not in expected], ignored))
+    shapes = {one: tensor.shape for one, tensor in short.items() if one not in unread}
+    return unread if shapes == {one: tensor.shape for one, tensor in expected.items()} else None
+
+
+@functools.cache
+def _names_in_modules(name: str) -> tuple[bool, str]:
+    """Return whether the blocks of the installed class have the names used in files, and the prefix of its encoder.
+
+    Modules were renamed in transformers 5.6, 5.9 and 5.18, depending on the family.
+    """
+    kind = class_named(name)
+    with torch.device("meta"):
+        names = kind(kind.config_class()).state_dict()
+    return _layout_in_file(name, names).endswith("4.x"), _prefix(names) or ""
+
+
+def _layout_in_file(name: str, tensors: Collection[str]) -> str:
+    """Return the layout of a file of a class, whose blocks have the names of 4.x or of today's modules."""
+    held = CONTAINERS[name].holds if name in CONTAINERS else name
+    sources = (row.source for row in _architecture(held).family.on_disk)
+    marks = [one.replace("{}", "0") for one in sources if isinstance(one, str) and "{}" in one]
+    prefix = _prefix(tensors) or ""
+    on_disk = any(tensor.removeprefix(prefix).startswith(mark) for mark in marks for tensor in tensors)
+    return f"{held} {'4.x' if on_disk else 'bare'}"
+
+
+def _describe(
+    name: str, settings: Mapping[str, Any], tensors: StateDict, hints: Hints
+) -> tuple[PlainViTConfig, list[Inference], list[tuple[str, str]]]:
+    """Return our config, remarks for the report, and the ignored tensors.
+
+    Args:
+        name: Name of the class.
+        settings: Contents of its configuration.
+        tensors: Tensors by the names in the source; shapes are enough.
+        hints: The caller's hints.
+
+    Raises:
+        ExportError: lists every setting that plain-vit does not support.
+        CheckpointError: for settings that contradict each other or the tensors.
+    """
+    container = CONTAINERS.get(name)
+    architecture = ARCHITECTURES[container.holds if container else name]
+    kind = config_class(name, settings["model_type"])
+    try:
+        whole: PreTrainedConfig = kind.from_dict(dict(settings))
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise CheckpointError(f"transformers itself refuses this configuration: {error}") from error
+    family, said = architecture.family, whole.to_dict()
+    outer = {}
+    if settings["model_type"] in COMPOSITES:
+        tower = _tower_config(whole)
+        outer, said = said, tower.to_dict()
+        if tower.model_type != family.model_type:
+            raise ExportError(
+                f"plain-vit does not know this tower of a {name}:",
+                [f"model_type={tower.model_type!r}: expected {family.model_type!r}"],
+            )
+    known = {*family.settings.values(), *family.unread, "head_dim", *BOOKKEEPING, *AROUND}
+    unknown = {key: value for key, value in said.items() if key not in known}
+    declared = {one.name for one in dataclasses.fields(whole)}  # no setting around a tower acts in it
+    unknown |= {key: value for key, value in outer.items() if key not in BOOKKEEPING | declared}
+    faults = [f"{key}={value!r}" for key, value in sorted(unknown.items()) if value]
+    prefix = _prefix(tensors) or ""
+    ignored = [*architecture.ignored, *(container.ignored if container else ()), POSITION_COUNTERS]
+    short = without_prefix(tensors, prefix, ignored)
+    head, head_faults = _read_head(architecture, short, said)
+    if faults := [*faults, *head_faults]:
+        raise ExportError(f"plain-vit does not know settings of this {name}:", faults)
+    labels = _labels(whole, head["num_labels"], is_named=hints.id2label is not None)
+    try:
+        config = PlainViTConfig(**{**family.fields(said), **architecture.fields, **head, **labels})
+    except ValueError as error:
+        raise CheckpointError(f"config.json describes a model that plain-vit cannot be: {error}") from error
+    if architecture.masked:
+        config.architectures = [MASKED]
+    return config, _remarks(architecture, config, said), ignored
+
+
+def _read_head(
+    architecture: Architecture, tensors: StateDict, settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields determined by the tensors after the encoder, and the errors in them."""
+    fields: dict[str, Any] = {"num_labels": 0}
+    faults = []
+    if "embeddings.mask_token" in tensors:
+        fields["use_mask_token"] = True
+    for name in ("classifier.weight", "cls_classifier.weight"):
+        if name in tensors:
+            fields["num_labels"] = tensors[name].shape[0]
+    if architecture.head is POOLER_ROWS and "pooler.dense.weight" in tensors:
+        fields |= {"representation_size": tensors["pooler.dense.weight"].shape[0]}
+        fields |= {"representation_act": settings["pooler_act"]}
+    if architecture.head is PROJECTION:
+        projection = tensors.get("visual_projection.weight")
+        fields |= {"representation_size": settings["projection_dim"] if projection is None else projection.shape[0]}
+        fields |= {"representation_act": "linear", "representation_bias": False}
+    if not architecture.head and "head.probe" in tensors:
+        fields["pooling"] = "map"
+    if not architecture.head and "head.cls_token" in tensors:
+        fields["pooling"] = "query"
+    if architecture.masked and settings["encoder_stride"] != settings["patch_size"]:
+        faults = [f"encoder_stride={settings['encoder_stride']} beside patch_size={settings['patch_size']}"]
+    if architecture.family in (BEIT, DATA2VEC_VISION):
+        if settings["use_mean_pooling"] and "pooler.layernorm.weight" not in tensors:
+            fields["final_norm"] = "none"
+        if settings["use_relative_position_bias"] and settings["use_shared_relative_position_bias"]:
+            faults.append("use_shared_relative_position_bias=True beside use_relative_position_bias=True")
+    if architecture.family in (DINOV3, SAPIENS2) and settings["value_bias"] != settings["query_bias"]:
+        faults.append(f"value_bias={settings['value_bias']} beside query_bias={settings['query_bias']}")
+    if architecture.family is SAPIENS2 and not settings["use_gated_mlp"]:
+        faults.append("use_gated_mlp=False, of whose files transformers itself reads no MLP")
+    intern = architecture.family in (INTERNVL, QIANFAN_OCR)
+    if intern and settings["use_qk_norm"] and settings["layer_norm_eps"] != 1e-6:
+        faults.append(f"layer_norm_eps={settings['layer_norm_eps']} beside use_qk_norm=True, whose epsilon is 1e-06")
+    if intern and settings["projection_dropout"] != settings["hidden_dropout_prob"]:
+        values = [settings[key] for key in ("projection_dropout", "hidden_dropout_prob")]
+        faults.append("projection_dropout={} beside hidden_dropout_prob={}".format(*values))
+    if intern and not settings["use_mean_pooling"] and settings["norm_type"] != "layer_norm":
+        faults.append(f"norm_type={settings['norm_type']!r}, but for the last norm, a LayerNorm")
+    if architecture.family is SIGLIP2 and math.isqrt(settings["num_patches"]) ** 2 != settings["num_patches"]:
+        faults.append(f"num_patches={settings['num_patches']}: the class itself takes the grid for a square")
+    for size in ("image_size", "patch_size"):
+        if size in settings and architecture.family.square and len(set(pair(settings[size]))) > 1:
+            faults.append(f"{size}={settings[size]}: the class itself takes the grid for a square")
+    return fields, faults
+
+
+def _labels(config: PreTrainedConfig, num_labels: int, is_named: bool) -> dict[str, Any]:
+    """Return the label fields of a classifier; those of the configuration are stale where the caller names them."""
+    if not num_labels:
+        return {}
+    if is_named:
+        return {"problem_type": config.problem_type}
+    if config.num_labels != num_labels:
+        raise CheckpointError(
+            f"the configuration has {config.num_labels} labels, the classifier {num_labels}: correct the former, or "
+            f"give id2label=, a list of {num_labels} names (--labels FILE on the command line)"
+        )
+    # Files in the wild have numbers as names, and texts as numbers the other way round, which is counted anew.
+    names = {index: str(name) for index, name in (config.id2label or {}).items()}
+    return {
+        "id2label": names,
+        "label2id": {name: index for index, name in names.items()},
+        "problem_type": config.problem_type,
+    }
+
+
+def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mapping[str, Any]) -> list[Inference]:
+    """Return remarks for the report: choices not determined by the source, and settings that only affect training."""
+    remarks = []
+    unpooled = architecture.head is POOLER_ROWS and config.representation_size is None
+    unpooled |= not architecture.head and (architecture.family in UNPOOLED or config.pooling == "mean")
+    if unpooled:
+        remarks.append(Inference("pooling", config.pooling, "what is usual for the family: this model pools nothing"))
+    if architecture.fields.get("num_register_tokens"):
+        remarks.append(Inference("num_register_tokens", 1, "the distillation token, which no head of this class reads"))
+    if config.drop_path_rate and architecture.family not in (BEIT, DATA2VEC_VISION, QIANFAN_OCR):
+        rate = "drop_path_rate, which there is that of every block, and here that of the last"
+        remarks.append(Inference("drop_path_rate", config.drop_path_rate, rate))
+    if config.hidden_dropout_prob:
+        there = "hidden_dropout_prob, which here acts after the first layer of the MLP too"
+        remarks.append(Inference("hidden_dropout_prob", config.hidden_dropout_prob, there))
+    if settings.get("mask_ratio"):
+        remarks.append(Inference("mask_ratio", 0, "no patch is hidden or shuffled here, as in fine-tuning"))
+    return remarks
+
+
+# Models that a class can represent
+
+UNPOOLED = (VIT_MSN, VIT_MAE, GIT, INTERNVL, QIANFAN_OCR)
+REMEDY = " (settings that only affect training, such as drop_path_rate, can be set to 0 in the model's config first)"
+
+
+def _class_for(config: PlainViTConfig) -> str:
+    """Return the first class that can represent a model.
+
+    Raises:
+        ExportError: lists the parts that the nearest class cannot represent.
+    """
+    masked = MASKED in (config.architectures or [])
+    names = CANDIDATES["masked" if masked else "classifier" if config.num_labels else "encoder"]
+    lost = {name: _lost(config, ARCHITECTURES[name]) for name in names}
+    nearest = min(names, key=lambda name: len(lost[name]))
+    if lost[nearest]:
+        raise ExportError(
+            f"none of transformers' own Vision Transformers can represent this model; {nearest} is the closest, except "
+            f"for the following{REMEDY}:",
+            lost[nearest],
+        )
+    return nearest
+
+
+def _lost(config: PlainViTConfig, architecture: Architecture) -> list[str]:
+    """Return the parts of a model that a class cannot represent."""
+    family = architecture.family
+    sizes = {name: getattr(config, name) for name in ("image_size", "patch_size")}
+    faults = [f"{name}={size} (there a square)" for name, size in sizes.items() if not isinstance(size, int)]
+    if faults and (family.square or architecture.masked):
+        return faults
+    faults = []
+    if architecture.masked and config.reconstruction_target != "pixels":
+        faults.append(f"reconstruction_target={config.reconstruction_target!r} (there it would be 'pixels')")
+    if family is SIGLIP2 and config.position_resampling != "bilinear_antialias":
+        faults.append(f"position_resampling={config.position_resampling!r} (there it would be 'bilinear_antialias')")
+    settings = _settings_for(config, architecture)
+    fields = {**family.fields(settings), **architecture.fields, **_equal_fields(config, architecture)}
+    return [*faults, *lost_fields(config, lambda: PlainViTConfig(**{**fields, "num_labels": config.num_labels}))]
+
+
+def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    """Return the configuration of a class for our model, and what else its constructor takes.
+
+    Raises:
+        ExportError: lists every part of the model that the class cannot represent.
+    """
+    architecture = _architecture(name)
+    if lost := _lost(config, architecture):
+        raise ExportError(f"transformers' {name} cannot represent this model{REMEDY}:", lost)
+    stock = config_class(name, architecture.family.model_type)(**_settings_for(config, architecture))
+    if name in AROUND_TOWER:
+        inside = {**stock.to_dict(), **_unread_head(architecture)}
+        stock = config_class(name, AROUND_TOWER[name])(vision_config=inside)
+    if config.num_labels:
+        stock.id2label, stock.label2id = copy.copy(config.id2label), copy.copy(config.label2id)
+        stock.problem_type = config.problem_type
+    else:
+        stock.num_labels = 0
+    return stock, _options(config, architecture)
+
+
+def _unread_head(architecture: Architecture) -> dict[str, Any]:
+    """Return the settings without a pooling head that no logit reads."""
+    return {"vision_use_head": False} if architecture.ignored is UNREAD_HEAD else {}
+
+
+def _unread_norm(name: str, config: PlainViTConfig, like: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the norm that a class always has and no logit reads, as it begins."""
+    if _architecture(name).ignored is not UNREAD_NORM:
+        return {}
+    norm, width = f"{_names_in_modules(name)[1]}post_layernorm", config.hidden_size
+    return {f"{norm}.weight": like.new_ones(width), f"{norm}.bias": like.new_zeros(width)}
+
+
+def _loaded_whole(stock: PreTrainedConfig, tensors: StateDict) -> StateDict:
+    """Return the tensors of a tower as the loader of the whole model names them; its text model is a tiny one."""
+    name, tower = LOADED_WHOLE[stock.model_type]
+    kind = class_named(name)
+    text = {"vocab_size": 4, "hidden_size": 2, "intermediate_size": 2, "num_hidden_layers": 1, "num_attention_heads": 1}
+    whole = kind.config_class(vision_config=stock.to_dict(), text_config=text)
+    fresh = kind(whole).state_dict()
+    stored = {tensor: fresh[tensor] for tensor in fresh if not tensor.startswith(tower)}
+    stored |= {tower + tensor: tensors[tensor] for tensor in tensors}
+    loaded = kind.from_pretrained(None, config=whole, state_dict=stored).state_dict()
+    return {tensor.removeprefix(tower): loaded[tensor] for tensor in loaded if tensor.startswith(tower)}
+
+
+def _options(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
+    """Return the arguments of the constructor of a class other than its configuration."""
+    if architecture.family in (BEIT, DATA2VEC_VISION) and not architecture.head:
+        return {"add_pooling_layer": config.final_norm != "none"}
+    if architecture.head is not POOLER_ROWS:
+        return {}
+    return {"add_pooling_layer": config.representation_size is not None, "use_mask_token": config.use_mask_token}
+
+
+def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
+    """Return the fields of our model that the class can have either way, or that change no number of this model."""
+    family = architecture.family
+    # Zeros are added to tokens that have no positions.
+    equal: dict[str, Any] = {"position_embedding_on_prefix": config.position_embedding_on_prefix}
+    if config.pooling == "cls" or not config.num_prefix_tokens + config.num_register_tokens:
+        equal["pool_prefix_tokens"] = config.pool_prefix_tokens
+    whole = all(pixels % step == 0 for pixels, step in zip(config.image_shape, config.patch_shape, strict=True))
+    if whole:
+        equal["drop_partial_patches"] = config.drop_partial_patches
+    reads_class_token = (
+        architecture.fields.get("pooling", family.fixed.get("pooling", "cls")) == config.pooling == "cls"
+    )
+    if architecture.head is CLASSIFIER and reads_class_token and config.final_norm == "after_pooling":
+        equal["final_norm"] = "after_pooling"  # each token is normalised by itself
+    if architecture.head is POOLER_ROWS:
+        equal |= {"representation_size": config.representation_size, "representation_act": config.representation_act}
+    if architecture.head is PROJECTION and config.representation_size:
+        equal |= {"representation_size": config.representation_size, "representation_act": "linear"}
+        equal |= {"representation_bias": False}
+    if architecture.masked:
+        equal["use_mask_token"] = True
+    elif architecture.head is POOLER_ROWS or family in (DINOV2, DINOV2_WITH_REGISTERS, DINOV3, INTERNVL, QIANFAN_OCR):
+        equal["use_mask_token"] = config.use_mask_token
+    if family in (BEIT, DATA2VEC_VISION) and not architecture.head and config.pooling == "mean":
+        equal["final_norm"] = config.final_norm if config.final_norm == "none" else "after_pooling"
+    if not architecture.head and (family, config.pooling) in ((SIGLIP, "map"), (SIGLIP2, "map"), (AIMV2, "query")):
+        equal["pooling"] = config.pooling
+    return equal
+
+
+def _settings_for(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
+    """Return the settings of the class that come nearest to our model."""
+    settings = architecture.family.settings_for(config)
+    if architecture.head is POOLER_ROWS and config.representation_size:
+        settings |= {"pooler_output_size": config.representation_size, "pooler_act": config.representation_act}
+    if architecture.head is PROJECTION and config.representation_size:
+        settings["projection_dim"] = config.representation_size
+    if architecture.masked:
+        settings["encoder_stride"] = config.patch_size
+    if architecture.family in (SIGLIP, SIGLIP2):
+        settings["vision_use_head"] = config.pooling == "map"
+    if architecture.family is AIMV2:
+        settings["use_head"] = config.pooling == "query"
+    if architecture.family is DINOV2:
+        settings["use_mask_token"] = config.use_mask_token
+    return settings
+
+
+TRANSFORMERS = TransformersFormat()

@@ -1,0 +1,93 @@
+"""Opening and decoding of image files with Pillow, in one place: their size, orientation and damage."""
+
+import errno
+import struct
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import PIL.ExifTags
+import PIL.Image
+import PIL.ImageOps
+
+from ..errors import DataError
+
+# What says that an image cannot be read, if its file was opened and decoded within `decoding`.
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, PIL.Image.DecompressionBombError)
+MOST_PIXELS = 50_000_000  # of a photograph of today; decoded and in RGB they take 0.2 to 0.7 GB, by the format
+MOST_SIDE = 65_535  # pixels, which JPEG can have
+LACKING = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # of the computer, not of a file
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """Raise one of `UNREADABLE` for whatever a decoder of Pillow raises: some raise any error for a damaged file.
+
+    Pillow's warnings are not shown: a damaged TIFF file has one for each of up to 65,535 tags.
+
+    Raises:
+        MemoryError: The memory does not suffice, which says nothing about the file.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            yield
+    except (*UNREADABLE, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError(f"{type(error).__name__}: {error}") from error
+
+
+def open_image(
+    source: str | Path | BinaryIO, *, formats: tuple[str, ...] | None = None, most_pixels: int | None = MOST_PIXELS
+) -> PIL.Image.Image:
+    """Open an image of bounded size, without decoding its pixels.
+
+    Args:
+        source: A path, or a file.
+        formats: Pillow's names of the formats that it may have (default: any).
+        most_pixels: Its height times width at most; None if the caller decodes a larger one at a lower resolution.
+
+    Raises:
+        OSError: It cannot be read; likewise the other errors in `UNREADABLE`, and a ValueError if it is too large.
+    """
+    with decoding():
+        opened = PIL.Image.open(source, formats=formats)
+    most = opened.width * opened.height if most_pixels is None else most_pixels
+    if max(opened.size) > MOST_SIDE or opened.width * opened.height > most:
+        opened.close()
+        raise ValueError(
+            f"it has {opened.width} x {opened.height} pixels; expected at most {most:,}, and {MOST_SIDE:,} a side: "
+            "make a smaller copy"
+        )
+    return opened
+
+
+def reason(error: Exception) -> str:
+    """Return why an image cannot be read.
+
+    Args:
+        error: One of `UNREADABLE`.
+
+    Raises:
+        OSError: The error is not the file's, such as of a full disk.
+    """
+    if isinstance(error, OSError) and error.errno in LACKING:
+        raise error
+    return "not an image of a known format" if isinstance(error, PIL.UnidentifiedImageError) else str(error)
+
+
+def orientation(image: PIL.Image.Image) -> int:
+    """Return the EXIF orientation of an opened image: 1 to 8, from 5 on with exchanged sides; 1 if it is none."""
+    with decoding():
+        turned = image.getexif().get(PIL.ExifTags.Base.Orientation, 1)
+    return int(turned) if turned in range(1, 9) else 1
+
+
+def upright(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Decode an opened image and apply its orientation."""
+    with decoding():
+        image.load()
+        return image if orientation(image) == 1 else PIL.ImageOps.exif_transpose(image)

@@ -1,0 +1,61 @@
+"""The licence files of a source are copied next to the converted weights: texts alone, through no link out of it."""
+
+import os
+import re
+import warnings
+from pathlib import Path
+
+from ..errors import CheckpointError, UnsafeFileError, printable
+from ..files.reading import inside
+
+LICENSE_FILE = re.compile(r"(LICEN[CS]E|COPYING|NOTICE)(-[A-Za-z0-9][\w.-]{0,29})?(\.(txt|md|rst))?")
+MOST_BYTES = 1_000_000  # of one file; the longest licence in use has 35 kB
+MOST_FILES = 20
+CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")  # a form feed is in many licences
+
+
+def license_files(folder: Path) -> list[str]:
+    """Return the names of the licence files of a folder."""
+    return sorted(name for name in os.listdir(folder) if LICENSE_FILE.fullmatch(name))
+
+
+def copy_license_files(source: Path, folder: Path) -> list[str]:
+    """Copy the licence files of a source, byte for byte, and warn of those that are not copied.
+
+    Args:
+        source: Folder of a checkpoint.
+        folder: Where the converted one is written.
+
+    Returns:
+        The names of the files that were copied.
+    """
+    source, copied = Path(os.path.realpath(source)), []
+    names = license_files(source)
+    if len(names) > MOST_FILES:
+        warnings.warn(f"{source} has {len(names)} licence files: the first {MOST_FILES} are copied", stacklevel=2)
+    for name in names[:MOST_FILES]:
+        try:
+            (folder / name).write_bytes(_text_of(source, name))
+        except (CheckpointError, UnsafeFileError) as error:
+            warnings.warn(printable(f"{source / name} was not copied: {error}"), stacklevel=2)
+        else:
+            copied.append(name)
+    return copied
+
+
+def _text_of(source: Path, name: str) -> bytes:
+    path = inside(source, name)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise CheckpointError(f"it cannot be read ({error.strerror})") from error
+    if len(content) > MOST_BYTES:
+        raise UnsafeFileError(f"it has more than {MOST_BYTES:,} bytes")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise CheckpointError("it is not UTF-8 text") from None
+    if found := CONTROL.search(text):
+        raise CheckpointError(f"it contains the control character {found[0]!a}")
+    return content

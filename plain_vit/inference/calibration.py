@@ -1,0 +1,114 @@
+"""Images for a calibration: those that set the ranges of int8, and those on which its effect is measured."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from PIL import Image
+from transformers.image_utils import load_image
+
+from ..configuration_plain_vit import PlainViTConfig
+from ..errors import DataError, listed
+from ..files.images import UNREADABLE, decoding, open_image, reason
+
+MOST = 512  # images: more do not change the ranges, and take minutes
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class ImageBatches:
+    """Batches of processed images, decoded when they are read.
+
+    Args:
+        paths: The image files.
+        image_processor: The processor.
+    """
+
+    paths: Sequence[Path]
+    image_processor: Any
+
+    @property
+    def count(self) -> int:
+        """The number of images."""
+        return len(self.paths)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for start in range(0, self.count, BATCH):
+            images = [read_image(path) for path in self.paths[start : start + BATCH]]
+            yield self.image_processor(images, return_tensors="np")["pixel_values"].astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ImageSets:
+    """Two sets of images.
+
+    Args:
+        setting: Images that set the ranges.
+        compared: Images on which the graph is compared with the model.
+        labels: Classes of the compared ones; None without labels.
+    """
+
+    setting: ImageBatches
+    compared: ImageBatches
+    labels: Sequence[int] | None
+
+
+def image_sets(folder: str | PathLike[str], image_processor: Any, config: PlainViTConfig) -> ImageSets:
+    """Divide the images of a folder and its subfolders: every second one sets the ranges.
+
+    Args:
+        folder: The folder. Of more than 512 images, that many are taken, evenly spread over the sorted paths.
+        image_processor: The processor of the model.
+        config: Config of the model. If a subfolder is named like one of its labels, all must be.
+
+    Raises:
+        DataError: There are fewer than two images, or only some of the subfolders are labels.
+    """
+    Image.preinit()  # the common formats are tried first
+    suffixes = set(Image.registered_extensions())
+    root = Path(folder)
+    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
+    if len(paths) < 2:
+        raise DataError(f"{folder} has {len(paths)} image files, and a calibration needs two: give a folder of images")
+    if len(paths) > MOST:
+        paths = [paths[round(place)] for place in np.linspace(0, len(paths) - 1, MOST)]
+    setting, compared = paths[0::2], paths[1::2]
+    labels = labels_of(root, paths, cast(dict[str, int], config.label2id))
+    batches = ImageBatches(setting, image_processor), ImageBatches(compared, image_processor)
+    return ImageSets(*batches, None if labels is None else labels[1::2])
+
+
+def labels_of(root: Path, paths: Sequence[Path], label2id: Mapping[str, int]) -> list[int] | None:
+    """Return the class of each image by the name of its folder; None if no folder is named like a label.
+
+    Raises:
+        DataError: Some folders are, others are not.
+    """
+    names = [path.relative_to(root).parts[0] if path.parent != root else "" for path in paths]
+    unknown = sorted({name for name in names if name not in label2id})
+    if not unknown:
+        return [label2id[name] for name in names]
+    if len(unknown) < len(set(names)):
+        raise DataError(
+            f"{root} has folders that are not labels of the model, {listed(unknown)}, beside folders that are: rename "
+            "or remove them, or put all images into one folder"
+        )
+    return None
+
+
+def read_image(path: Path) -> Image.Image:
+    """Decode an image.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    try:
+        with open_image(path) as opened, decoding():
+            image: Image.Image = load_image(opened)
+            image.load()
+    except UNREADABLE as error:
+        raise DataError(f"{path} cannot be read as an image ({reason(error)}): replace it, or remove it") from error
+    return image

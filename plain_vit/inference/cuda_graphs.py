@@ -1,0 +1,115 @@
+"""CUDA graphs of a forward pass: all its kernels start as one, without Python between them."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+from transformers.utils import logging
+
+from ..attention_plain_vit import hooks_of
+from ..layers_plain_vit import is_eager, is_watched
+
+logger = logging.get_logger(__name__)
+
+MOST = 4  # graphs of a model, each for images of one shape; their memory is shared, but not that of their outputs
+WARM_UP = 3  # passes before one is recorded, in which libraries choose their kernels
+
+
+class Recording(NamedTuple):
+    """A recorded pass, the tensor that it reads, and what it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: torch.Tensor
+    outputs: Any
+
+
+def is_unseen() -> bool:
+    """Return whether nothing sees or changes the operations that run now: no compiler, tracer, mode or transform."""
+    return is_eager() and not torch.is_autocast_enabled("cuda")
+
+
+class CudaGraphs:
+    """Records the forward pass of a model for pixels of a shape, and replays it for others of that shape.
+
+    A copy has no recordings.
+    """
+
+    def __init__(self) -> None:
+        self.recorded: dict[Any, Recording | None] = {}  # None: cannot be recorded
+        self.modules: list[nn.Module] = []  # of the model, whose kernels are recorded
+        self.lock = threading.Lock()
+        self.done: torch.cuda.Event | None = None  # of the pass before, in whichever stream it was
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CudaGraphs, ()
+
+    def fit(self, model: Any, pixel_values: object) -> bool:
+        """Return whether the pass of these pixels is the same whenever Python runs it, and may be recorded."""
+        return (
+            is_unseen()
+            and type(pixel_values) is torch.Tensor
+            and pixel_values.is_cuda
+            and pixel_values.device == model.device
+            and pixel_values.numel() > 0
+            and not torch.cuda.is_current_stream_capturing()
+            and self.know(model)
+        )
+
+    def know(self, model: nn.Module) -> bool:
+        """Return whether a model has the modules of the first pass, each without a hook and with its type's `forward`.
+
+        A recording would leave out what another module, such as an adapter, computes.
+        """
+        modules = list(model.modules())
+        self.modules = self.modules or modules
+        watched = filter(is_watched, modules)
+        return modules == self.modules and not any(hooks_of(module) or "forward" in vars(module) for module in watched)
+
+    def __call__(self, model: nn.Module, compute: Callable[[torch.Tensor], Any], pixel_values: torch.Tensor) -> Any:
+        """Return what `compute` returns for these pixels.
+
+        Args:
+            model: Model of the pass.
+            compute: Runs it.
+            pixel_values: Pixels that `fit`.
+        """
+        key = (pixel_values.shape, pixel_values.dtype, model.config._attn_implementation)  # type: ignore[union-attr]
+        with self.lock, torch.cuda.device(pixel_values.device), torch.inference_mode(False), torch.no_grad():
+            if key not in self.recorded and len(self.recorded) == MOST:
+                return compute(pixel_values)
+            stream = torch.cuda.current_stream()
+            if self.done is not None:
+                stream.wait_event(self.done)
+            if key not in self.recorded:
+                self.recorded[key] = self._record(compute, pixel_values)
+            recording = self.recorded[key]
+            if recording is None:
+                return compute(pixel_values)
+            graph, inputs, outputs = recording
+            inputs.copy_(pixel_values, non_blocking=True)
+            graph.replay()
+            result = tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, outputs)
+            self.done = stream.record_event()
+            return result
+
+    def _record(self, compute: Callable[[torch.Tensor], Any], pixel_values: torch.Tensor) -> "Recording | None":
+        inputs = pixel_values.clone(memory_format=torch.contiguous_format)
+        aside, stream = torch.cuda.Stream(), torch.cuda.current_stream()
+        aside.wait_stream(stream)
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UP):
+                compute(inputs)
+        stream.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        earlier = [recording for recording in self.recorded.values() if recording is not None]
+        pool = earlier[0].graph.pool() if earlier else None
+        try:
+            with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):  # others may allocate
+                outputs = compute(inputs)
+        except RuntimeError as error:  # such as of an operation that waits for the GPU
+            logger.warning_once(f"The kernels of this model cannot be recorded, and start one by one: {error}")
+            return None
+        return Recording(graph, inputs, outputs)

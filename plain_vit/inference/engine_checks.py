@@ -1,0 +1,119 @@
+"""Comparison of an engine's graph with the model: on random images of several batches and sizes, or on photographs.
+
+Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..configuration_plain_vit import PlainViTConfig
+from ..conversion.parity import probe_images
+from ..errors import VerificationError
+from .calibration import ImageSets
+
+Run = Callable[[np.ndarray], dict[str, np.ndarray]]  # from pixels to outputs by name
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the classes of images change in a graph; None where there are no logits or no labels.
+
+    Args:
+        setting: Images that set the ranges.
+        compared: Other images, on which everything here is measured.
+        agreement: Share of them whose likeliest class is that of the model.
+        accuracy_before: Share of them that the model classifies correctly.
+        accuracy_after: The same of the graph.
+    """
+
+    setting: int
+    compared: int
+    agreement: float | None = None
+    accuracy_before: float | None = None
+    accuracy_after: float | None = None
+
+    def __str__(self) -> str:
+        parts = [f"compared on {self.compared} images, {self.setting} others set the ranges"]
+        if self.agreement is not None:
+            parts.append(f"{self.agreement:.2%} keep their class")
+        if self.accuracy_before is not None and self.accuracy_after is not None:
+            parts.append(f"accuracy {self.accuracy_before:.2%} before, {self.accuracy_after:.2%} after")
+        elif self.agreement is not None:
+            parts.append("no accuracy, because no folder of them is named like a label of the model")
+        return "; ".join(parts)
+
+
+def probes(config: PlainViTConfig, dynamic_size: bool) -> Iterator[torch.Tensor]:
+    """Yield batches of random images, of 3, 1 and 5 images, and of other sizes if the graph takes them."""
+    probe = probe_images(config)
+    yield probe
+    yield probe[:1]
+    generator = torch.Generator().manual_seed(1)
+    height, width = config.grid_size
+    grids = [(height, width)]
+    if dynamic_size:
+        grids += [(height + 1, width + 2), (height + 2, max(1, width - 1)), (max(1, height // 2), width)]
+        if config.position_resampling == "truncate":  # such a table does not grow
+            grids = [(down, across) for down, across in grids if down * across <= height * width]
+    for number, grid in enumerate(grids):
+        sides = (count * pixels for count, pixels in zip(grid, config.patch_shape, strict=True))
+        yield torch.randn(5 - number, config.num_channels, *sides, generator=generator)
+
+
+@torch.no_grad()
+def compare_on_probes(model: Any, run: Run, dynamic_size: bool) -> dict[str, float]:
+    """Return the largest difference of each output, relative to its largest value in the same batch."""
+    worst: dict[str, float] = {}
+    for pixels in probes(model.config, dynamic_size):
+        outputs = model(pixels)
+        for name, found in run(pixels.numpy()).items():
+            worst[name] = largest([worst.get(name, 0.0), relative_difference(name, found, outputs[name].numpy())])
+    return worst
+
+
+@torch.no_grad()
+def compare_on_images(model: Any, run: Run, images: ImageSets) -> tuple[dict[str, float], Agreement]:
+    """Return the largest difference of each output over all compared images, and how their classes change."""
+    worst: dict[str, float] = {}
+    before, after = [], []
+    for pixels in images.compared:
+        outputs = model(torch.from_numpy(pixels))
+        for name, found in run(pixels).items():
+            expected = outputs[name].numpy()
+            worst[name] = largest([worst.get(name, 0.0), relative_difference(name, found, expected)])
+            if name == "logits":
+                before.append(expected.argmax(-1))
+                after.append(found.argmax(-1))
+    counts = images.setting.count, images.compared.count
+    if not before:
+        return worst, Agreement(*counts)
+    model_says, graph_says = np.concatenate(before), np.concatenate(after)
+    agreement = float((model_says == graph_says).mean())
+    if images.labels is None:
+        return worst, Agreement(*counts, agreement)
+    labels = np.array(images.labels)
+    return worst, Agreement(
+        *counts, agreement, float((model_says == labels).mean()), float((graph_says == labels).mean())
+    )
+
+
+def largest(values: list[float]) -> float:
+    """Return the largest value; NaN if there is one, which no comparison would find."""
+    return float(np.max(values))
+
+
+def relative_difference(name: str, found: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest difference relative to the largest expected value.
+
+    Raises:
+        VerificationError: The shapes differ.
+    """
+    if found.shape != expected.shape:
+        raise VerificationError(f"{name} of the graph have shape {found.shape}, of the model {expected.shape}")
+    scale = np.abs(expected).max() if expected.size else 0.0
+    difference = np.abs(found.astype(np.float64) - expected).max() if expected.size else 0.0
+    return float(difference / scale if scale else difference)
