@@ -49,7 +49,7 @@ test-year: $(YEAR)/.installed $(PEERS) ## run those of the default tier with the
 table: $(TRANSFORMERS_TESTS) ## measure every source that opens and write docs/what_opens.md; takes up to an hour
 	rm -f sweep.jsonl
 	PLAIN_VIT_NIGHTLY=1 PLAIN_VIT_SWEEP=sweep.jsonl $(BIN)/python -m pytest -n auto -m "" $$(grep -l "import record" tests/*/test_*.py)
-	$(BIN)/python docs/tabulate_what_opens.py sweep.jsonl
+	$(BIN)/python -m tools.tabulate_what_opens sweep.jsonl
 
 architectures: $(INSTALLED) ## write the tables of timm's and torchvision's architectures from what is installed
 	$(BIN)/python -m tools.generate_architectures

@@ -23,7 +23,7 @@ import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 
 from plain_vit.conversion import from_checkpoint
-from plain_vit.training.glyphs import CHARACTERS, IMAGE_SIZE, render_glyphs
+from plain_vit.training.data.glyphs import CHARACTERS, IMAGE_SIZE, render_glyphs
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 IMAGES = {"train": 60 * len(CHARACTERS), "test": 30 * len(CHARACTERS)}

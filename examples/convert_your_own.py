@@ -21,7 +21,7 @@ from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
-from plain_vit.conversion.engine import ADD_FIRST_AXIS, Row, convert, each, revert
+from plain_vit.conversion.tables.engine import ADD_FIRST_AXIS, Row, convert, each, revert
 from plain_vit.files.reading import read_checkpoint
 from plain_vit.files.staging import staged_folder
 

@@ -47,7 +47,7 @@ with needs("plain-vit[train]", "vit-pytorch", script=__name__ == "__main__"):
         plot_training_curves,
     )
     from plain_vit.training.data import load_classification_data, load_splits
-    from plain_vit.training.glyphs import CHARACTERS, render_glyphs
+    from plain_vit.training.data.glyphs import CHARACTERS, render_glyphs
     from plain_vit.training.run.folder import read_log
 
 CHECKPOINT = HERE / "checkpoints" / "glyphs_vit.pt"

@@ -40,10 +40,10 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.hardware.processes import loading_options, start_accelerator
     from plain_vit.training.metrics import Evaluation, evaluate_classifier, metric_text
     from plain_vit.training.models import checkpoint_hints, matching_classes, names_of_classes, open_classifier
+    from plain_vit.training.reports.mistakes import confused_pairs, results_by_class, top_accuracy
+    from plain_vit.training.reports.report import environment, predictions_of
     from plain_vit.training.run.folder import as_json, write_file
-    from plain_vit.training.run.mistakes import confused_pairs, results_by_class, top_accuracy
     from plain_vit.training.run.progress import Progress
-    from plain_vit.training.run.report import environment, predictions_of
     from plain_vit.training.vector_metrics import METRICS, VectorEvaluation, evaluate_vectors
     from plain_vit.training.views import with_views
 

@@ -65,14 +65,14 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         with_test_size,
     )
     from plain_vit.training.optimization import freeze, freeze_unused
+    from plain_vit.training.reports.facts import describe_plan, model_facts, report_facts
+    from plain_vit.training.reports.publishing import publish
+    from plain_vit.training.reports.report import write_predictions, write_report
+    from plain_vit.training.reports.show_batch import check_picture, show_batch
+    from plain_vit.training.reports.snapshots import Snapshots
+    from plain_vit.training.reports.trials import Outcome, check_trial, find_learning_rate, overfit
     from plain_vit.training.run.dry_run import text_tables
-    from plain_vit.training.run.facts import describe_plan, model_facts, report_facts
     from plain_vit.training.run.folder import RunFolder, deciding_options, default_options
-    from plain_vit.training.run.publishing import publish
-    from plain_vit.training.run.report import write_predictions, write_report
-    from plain_vit.training.run.show_batch import check_picture, show_batch
-    from plain_vit.training.run.snapshots import Snapshots
-    from plain_vit.training.run.trials import Outcome, check_trial, find_learning_rate, overfit
     from plain_vit.training.tasks.classification import Classification, ImageTask
     from plain_vit.training.tasks.vectors import VectorPrediction, check_vector_options
 

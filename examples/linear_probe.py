@@ -91,10 +91,10 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         head_layer,
         train_probes,
     )
-    from plain_vit.training.run.facts import count_images
+    from plain_vit.training.reports.facts import count_images
+    from plain_vit.training.reports.publishing import publish, training_facts
+    from plain_vit.training.reports.report import environment
     from plain_vit.training.run.folder import as_json, changed_settings, move_into, read_json, write_file
-    from plain_vit.training.run.publishing import publish, training_facts
-    from plain_vit.training.run.report import environment
 
 FEATURES, SOURCE = "features.safetensors", "source"  # the file, and what its metadata say about them
 # The settings that results by shots and by neighbours have in common.

@@ -56,10 +56,10 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.loop import Loop, make_schedule, start_run
     from plain_vit.training.models import checkpoint_hints
     from plain_vit.training.optimization import settings_of
-    from plain_vit.training.run.facts import recipe_of
+    from plain_vit.training.reports.facts import recipe_of
+    from plain_vit.training.reports.publishing import publish, training_facts
+    from plain_vit.training.reports.report import environment
     from plain_vit.training.run.folder import RunFolder, deciding_options, default_options
-    from plain_vit.training.run.publishing import publish, training_facts
-    from plain_vit.training.run.report import environment
     from plain_vit.training.tasks.masked_patches import (
         CORRUPTIONS,
         CorruptedImages,

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from .conversion.format import Hints
+from .conversion.tables.format import Hints
 from .errors import (
     AmbiguousCheckpointError,
     CheckpointError,
@@ -179,7 +179,7 @@ def verify(options: argparse.Namespace) -> None:
 def export(options: argparse.Namespace) -> None:
     """Write a checkpoint in the format of another package, or as the graph of an engine."""
     from .conversion import from_checkpoint, to_checkpoint
-    from .conversion.format import HEAD
+    from .conversion.tables.format import HEAD
 
     names = [field.name for field in fields(EngineOptions)]
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import importlib
 import os
 import re
 import warnings
@@ -117,36 +116,9 @@ class TravellingCode:
         if not _is_ours(type(self)):
             custom_object_save(self._ours(), folder)
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
-        """Push what `save_pretrained` saves to the Hub, like `plain-vit push`.
-
-        If the package plain-vit is installed, all files are scanned for secrets first, the model is opened, and it is
-        pushed with its model card and image processor: see `plain_vit.hub.push_saved`. Without the package,
-        transformers pushes the files unscanned, with a warning.
-
-        Args:
-            repo_id: "user/name".
-            **options: Options of transformers' `push_to_hub`, and `image_processor` for a model.
-        """
-        hub = package_hub()
-        return super().push_to_hub(repo_id, **options) if hub is None else hub.push_saved(self, repo_id, **options)  # type: ignore[misc]
-
     def _upload_modified_files(self, working_dir: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
         self._add_code(working_dir)
         return super()._upload_modified_files(working_dir, *args, **kwargs)  # type: ignore[misc]
-
-
-def package_hub() -> Any:
-    """Return `plain_vit.hub`, or None with a warning if the package is not installed."""
-    try:
-        importlib.import_module("plain_vit")
-    except ModuleNotFoundError:
-        logger.warning(
-            "plain-vit is not installed: the files are pushed without being scanned for secrets, without being opened "
-            "first, and without a model card."
-        )
-        return None
-    return importlib.import_module("plain_vit.hub")
 
 
 def _is_ours(kind: type) -> bool:
@@ -800,8 +772,6 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
         The image processor's file may come later, when the processor is saved.
         """
-        if push_to_hub and (hub := package_hub()) is not None:
-            return hub.save_and_push(self, save_directory, **kwargs)
         if cast(Any, self)._auto_class is None:
             self.auto_map["AutoConfig"] = AUTO_MAP["AutoConfig"]
         folder = Path(save_directory)

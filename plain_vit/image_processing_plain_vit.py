@@ -9,7 +9,6 @@ Legend: `C` channels, `H W` pixels.
 """
 
 import copy
-import importlib
 import json
 import math
 import os
@@ -36,9 +35,6 @@ from transformers.image_utils import (
     get_image_size_for_max_height_width,
 )
 from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_size_for_max_num_patches
-from transformers.utils import logging
-
-logger = logging.get_logger(__name__)
 
 # Both classes in a saved folder, in the form that `AutoImageProcessor` expects.
 AUTO_MAP = {
@@ -390,22 +386,6 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         path = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
         return {"image_processor_type": kind.__name__, "auto_map": {"AutoImageProcessor": path}}
 
-    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> Any:
-        """Save as transformers does; with `push_to_hub=True`, push like the method `push_to_hub`."""
-        if push_to_hub and (hub := _package_hub()) is not None:
-            return hub.save_and_push(self, save_directory, **kwargs)
-        return super().save_pretrained(save_directory, push_to_hub, **kwargs)
-
-    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
-        """Push settings and code to the Hub, scanned for secrets first if the package plain-vit is installed.
-
-        Args:
-            repo_id: "user/name".
-            **options: Options of transformers' `push_to_hub`.
-        """
-        hub = _package_hub()
-        return super().push_to_hub(repo_id, **options) if hub is None else hub.push_saved(self, repo_id, **options)
-
     def to_json_file(self, json_file_path: str | os.PathLike) -> None:
         """Write the settings, and the names of the classes unless config.json already contains them.
 
@@ -426,16 +406,6 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         if is_registered or "AutoImageProcessor" not in config.get("auto_map", {}):
             settings |= self._names()
         Path(json_file_path).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _package_hub() -> Any:
-    """Return `plain_vit.hub`, or None with a warning if the package is not installed."""
-    try:
-        importlib.import_module("plain_vit")
-    except ModuleNotFoundError:
-        logger.warning("plain-vit is not installed: the files are pushed without being scanned for secrets.")
-        return None
-    return importlib.import_module("plain_vit.hub")
 
 
 def _is_ours(kind: type) -> bool:

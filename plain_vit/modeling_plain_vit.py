@@ -32,7 +32,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_plain_vit import ATTENTIONS, Attention, join_projections
-from .configuration_plain_vit import AUTO_MAP, PlainViTConfig, TravellingCode, package_hub
+from .configuration_plain_vit import AUTO_MAP, PlainViTConfig, TravellingCode
 from .heads_plain_vit import (
     PATCH_PREDICTORS,
     POOLERS,
@@ -288,7 +288,7 @@ def build_layer(config: PlainViTConfig, layer_idx: int) -> nn.Module:
 # Models
 
 
-class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):  # type: ignore[misc]
+class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
     """Base class of all plain ViT models: loading, saving, initialisation, and capabilities for transformers."""
 
     config: PlainViTConfig
@@ -400,10 +400,6 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):  # type: ignore[
         folder = Path(save_directory)
         if folder.is_file():
             raise NotADirectoryError(f"{folder} is a file: give the path of a folder to save the model in")
-        if push_to_hub and (hub := package_hub()) is not None:
-            return hub.save_and_push(
-                self, save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
-            )
         variant = f".{kwargs['variant']}" if kwargs.get("variant") else ""
         forms = {folder / f"model{variant}.safetensors", folder / f"model.safetensors.index{variant}.json"}
         times = {file: file.stat().st_mtime_ns for file in forms if file.is_file()}
@@ -642,7 +638,7 @@ class PlainViTForMaskedImageModeling(PlainViTPreTrainedModel):
         )
 
 
-class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):  # type: ignore[misc]
+class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):
     """The plain Vision Transformer as a backbone for detection, segmentation and depth models.
 
     Stages are the embeddings ("stem") and each block ("stage1", ...); `config.out_features` selects some. The final

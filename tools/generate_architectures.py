@@ -25,7 +25,7 @@ from unittest import mock
 
 import torch
 
-PACKAGE = Path(__file__).parent.parent / "plain_vit" / "conversion"
+PACKAGE = Path(__file__).parent.parent / "plain_vit" / "conversion" / "sources"
 WIDTH = 120
 
 # Files of timm with models made of Vision Transformer blocks, or named after it.
@@ -104,7 +104,7 @@ def constructor_architectures(constructor: Any) -> dict[str, dict[str, Any]]:
     """
     import timm
 
-    from plain_vit.conversion.infer import pair
+    from plain_vit.conversion.tables.infer import pair
     from plain_vit.errors import ExportError
 
     caught: dict[str, dict[str, Any]] = {}

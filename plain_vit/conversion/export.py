@@ -15,10 +15,10 @@ from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import AmbiguousCheckpointError, ExportError, OutputError, PlainViTError, printable
 from ..files.staging import staged_file, staged_folder
-from .compare_modules import MASKED
-from .format import Hints
 from .open import inspect_checkpoint
 from .registry import format_named
+from .tables.compare_modules import MASKED
+from .tables.format import Hints
 from .unseen import Described, class_names, unseen_differences
 
 

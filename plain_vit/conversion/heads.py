@@ -16,8 +16,8 @@ from torch import nn
 
 from ..errors import CheckpointError, ExportError, few
 from ..files.tensors import LazyTensors
-from .compare_modules import class_path
-from .format import DROP_HEAD, HEAD, Format, Hints, Inference
+from .tables.compare_modules import class_path
+from .tables.format import DROP_HEAD, HEAD, Format, Hints, Inference
 
 LAYERS = ({"weight", "bias"}, {"kernel", "bias"})  # the tensors of a dense layer, the second as flax names them
 # Encoders whose head is a projector, which only the loss of their pre-training reads, by the last part of the key.

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from ..errors import AmbiguousCheckpointError, CheckpointError, ExportError, UnknownFormatError
-from .compare_modules import ORDERED, class_path
 from .dtypes import DTYPES
-from .format import Format
+from .tables.compare_modules import ORDERED, class_path
+from .tables.format import Format
 
 # Wrappers that return the output of the model in them, by their class or a base class.
 COMPILED = "torch._dynamo.eval_frame.OptimizedModule"

@@ -14,15 +14,15 @@ from transformers import PreTrainedModel
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import ExportError, PlainViTError, UnknownFormatError
-from .compare_modules import class_path, empty_model
 from .dtypes import common_dtype, several_dtypes
-from .engine import convert, sources_of, without_prefix
 from .export import naming_droppable_parts, our_tensors
-from .format import Format, Hints, check_hints, label_fields, name_labels
 from .heads import check_live_head, dropout_of, read_live_head
 from .live_modules import check_unaltered, find_model
 from .plan import fill_module, without_empty_head
 from .registry import FORMATS, format_named
+from .tables.compare_modules import class_path, empty_model
+from .tables.engine import convert, sources_of, without_prefix
+from .tables.format import Format, Hints, check_hints, label_fields, name_labels
 from .unseen import class_names
 
 

@@ -39,8 +39,6 @@ from ..files.reading import (
 )
 from ..files.safetensors import save_state_dict
 from ..files.tensors import LazyTensors
-from .engine import Row
-from .format import HEAD, UNSEEN, Description, Format, Hints, Inference, check_hints, name_labels
 from .heads import read_heads
 from .parity import compare_models, probe_images
 from .plan import ConversionPlan, SourceModule
@@ -49,6 +47,8 @@ from .reference import ForeignCheckpoint, Reference
 from .registry import FORMATS, format_named
 from .report import REFERENCE, TOLERANCE, Converted, Report
 from .sources.transformers.pixels import processor_from_transformers
+from .tables.engine import Row
+from .tables.format import HEAD, UNSEEN, Description, Format, Hints, Inference, check_hints, name_labels
 
 NAME_OF_A_TENSOR = re.compile(r"[./]")
 MAX_SHARD_SIZE = "50GB"  # the default of transformers

@@ -18,9 +18,9 @@ from transformers.utils import ModelOutput
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import VerificationError
 from ..layers_plain_vit import cut_patches
-from .format import Probes
-from .infer import pair
 from .registry import FORMATS
+from .tables.format import Probes
+from .tables.infer import pair
 
 # Ours, and transformers' ViT.
 OURS = Probes("embeddings.patch_embeddings", "layers.{}", "layernorm")

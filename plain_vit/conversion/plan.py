@@ -15,9 +15,9 @@ from ..configuration_plain_vit import PlainViTConfig
 from ..errors import ExportError, MappingError, in_bytes
 from ..files.tensors import LazyTensors
 from .dtypes import common_dtype, several_dtypes
-from .engine import Row, convert, ignored_names, revert, sources_of, stream
-from .format import Description, Format
 from .parity import memory_of_probing
+from .tables.engine import Row, convert, ignored_names, revert, sources_of, stream
+from .tables.format import Description, Format
 
 
 class SourceModule(NamedTuple):

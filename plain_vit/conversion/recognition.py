@@ -16,7 +16,7 @@ from ..errors import (
 )
 from ..files.reading import strip_wrappers
 from ..files.tensors import LazyTensors
-from .format import Format, Hints, StateDict
+from .tables.format import Format, Hints, StateDict
 
 MAX_PREFIX_PARTS = 4  # of a nested module
 # Names of our own encoders, after the prefix of the model around them.

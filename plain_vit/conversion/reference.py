@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 from ..errors import AmbiguousCheckpointError, CheckpointError, PlainViTError, VerificationError
 from ..files.tensors import LazyTensors
-from .compare_modules import empty_model
-from .engine import without_prefix
-from .format import EXPECTED, Description, Format, Hints, Inference
 from .plan import ConversionPlan
 from .report import REFERENCE, TOLERANCE
+from .tables.compare_modules import empty_model
+from .tables.engine import without_prefix
+from .tables.format import EXPECTED, Description, Format, Hints, Inference
 
 # For logits computed elsewhere, perhaps on another machine. Wrong head counts or poolings exceed it by far, a wrong
 # epsilon does not. Half precision rounds more, in every layer, so this number of its rounding errors is allowed.

@@ -1,12 +1,12 @@
 """Registry of sources: an additional one is one module or package and one line here."""
 
-from .format import Format
 from .sources.google import GOOGLE
 from .sources.open_clip.source import OPEN_CLIP
 from .sources.timm.source import TIMM
 from .sources.torchvision.source import TORCHVISION
 from .sources.transformers.source import TRANSFORMERS
 from .sources.vit_pytorch.source import VIT_PYTORCH
+from .tables.format import Format
 
 FORMATS: dict[str, Format] = {
     format.name: format for format in (TIMM, VIT_PYTORCH, TORCHVISION, TRANSFORMERS, OPEN_CLIP, GOOGLE)

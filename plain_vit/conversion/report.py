@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import printable
-from .format import NO_TENSOR, UNPROVEN, Inference
 from .parity import StageDifference
+from .tables.format import NO_TENSOR, UNPROVEN, Inference
 
 # For the same computation in another order of operations, in float32; the only tolerance of the project.
 TOLERANCE = 1e-5

@@ -7,7 +7,7 @@ from PIL import Image
 from transformers import PreTrainedConfig
 
 from ..configuration_plain_vit import PlainViTConfig
-from .compare_modules import meaning_of
+from .tables.compare_modules import meaning_of
 
 
 class Described(NamedTuple):

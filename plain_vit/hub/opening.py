@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from ..configuration_plain_vit import PlainViTConfig
-from ..conversion.format import Hints
 from ..conversion.open import inspect_checkpoint
+from ..conversion.tables.format import Hints
 from ..errors import CheckpointError
 from ..files.marks import TRAVELLING
 from ..files.reading import IMAGE_PROCESSOR_CONFIG, PROCESSOR_CONFIG, image_processor_config, read_checkpoint

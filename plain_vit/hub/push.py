@@ -2,26 +2,25 @@
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub import CommitInfo, HfApi
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError
-from transformers import AutoImageProcessor, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import CheckpointError, HubError, PushRefusedError
 from ..files.marks import is_untouched
-from ..files.reading import IMAGE_PROCESSOR_CONFIG, PROCESSOR_CONFIG
 from .card import CARD, ModelFacts, addressed, card_text
 from .contents import HOLDS, REPORT, Contents, gather
 from .delivery import Delivery, Push, delivered
-from .opening import Opened, open_folder, settings_alone
+from .opening import Opened, open_folder
 from .search import known_secrets, secrets_in
 
 logger = logging.get_logger(__name__)
@@ -98,95 +97,48 @@ def push_folder(
     return delivery.planned() if dry_run else delivered(HfApi(token=token, library_name="plain-vit"), delivery)[0]
 
 
-def push_saved(
-    thing: Any,
+def push(
+    model: PreTrainedModel,
     repo_id: str,
     *,
     image_processor: Any = None,
-    commit_message: str | None = None,
-    commit_description: str | None = None,
-    private: bool | None = None,
-    token: bool | str | None = None,
+    private: bool = False,
     revision: str | None = None,
-    create_pr: bool = False,
-    max_shard_size: int | str | None = None,
-    tags: Sequence[str] | None = None,
-    saving: Mapping[str, Any] | None = None,
-) -> CommitInfo:
-    """Save a model, an image processor or a configuration and push it as `push_folder` pushes a folder.
+    message: str = "Upload model",
+    tags: Sequence[str] = (),
+    token: str | None = None,
+) -> Push:
+    """Save a model and push it as `push_folder` pushes a folder, with its model card.
 
-    Their `push_to_hub` calls this where this package is installed. A model is pushed with our model card, unless the
-    repository has one, and with its image processor: the given one, or else that of the folder or repository that the
-    model was loaded from, unless the repository has one.
+    `model.push_to_hub` is transformers' own: it uploads what `save_pretrained` writes, unchecked, with a short card.
 
     Args:
-        thing: Object with `save_pretrained`.
-        repo_id: "user/name", or only a name for the token's user.
-        image_processor: Image processor of a model.
-        commit_message: As in transformers, like the following arguments.
-        commit_description: Commit description.
-        private: Make the repository private.
-        token: Access token.
-        revision: Branch to commit to, created if it does not exist.
-        create_pr: Open a pull request instead.
-        max_shard_size: Maximum size of one weight file.
-        tags: Tags of a model, for its card.
-        saving: Other arguments of `save_pretrained`.
+        model: The model.
+        repo_id: "user/name"; created if it does not exist.
+        image_processor: Image processor of the model; without one, pipelines cannot use the repository.
+        private: Make the repository private; fail if it exists and is public.
+        revision: Branch to commit to, created if it does not exist (default: main).
+        message: Commit message.
+        tags: Tags of the model card.
+        token: Access token (default: that of `hf auth login` or `HF_TOKEN`).
 
     Returns:
-        The commit; the last one if nothing has changed.
+        What was uploaded.
 
     Raises:
-        CheckpointError: The saved folder does not open.
+        CheckpointError: The model does not open again, or contains NaN.
         PushRefusedError: Some of its content must not be uploaded.
-        HubError: There is no token, permission or network.
+        HubError: There is no token, permission or network, or the repository was changed at the same time.
     """
-    api = HfApi(token=token, library_name="plain-vit")
-    if "/" not in repo_id:
-        repo_id = f"{api.whoami()['name']}/{repo_id}"
-    own_token = token if isinstance(token, str) else None
-    check_repository(repo_id, own_token, revision=revision)
-    is_model = isinstance(thing, PreTrainedModel)
-    message = commit_message or f"Upload {'model' if is_model else type(thing).__name__}"
-    known = known_secrets(token)
-    if secrets_in(f"{message}\n{commit_description or ''}", known):
-        raise PushRefusedError(f"{repo_id} was not changed.", ["the commit message contains a secret"])
-    if is_model and max_shard_size is not None:
-        saving = {"max_shard_size": max_shard_size, **(saving or {})}
+    check_repository(repo_id, token, revision=revision)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary, repo_id.rpartition("/")[2])
-        thing.save_pretrained(folder, **(saving or {}))
-        only_new = [CARD]
-        if is_model and not _save_processor(thing, image_processor, folder):
-            only_new.append(IMAGE_PROCESSOR_CONFIG)
-        opened = open_folder(folder) if is_model else settings_alone(folder)
-        contents = gather(folder, opened, known)
-        if contents.left_out:
-            logger.warning("Not uploaded, since not part of a model repository: %s", ", ".join(contents.left_out))
-        if is_model:
-            _add_page(contents, folder, opened, repo_id, known, tags or ())
-        delivery = Delivery(
-            repo_id=repo_id, contents=contents, private=bool(private), revision=revision, message=message,
-            description=commit_description, create_pr=create_pr, only_new=only_new, notes=opened.notes,
-            replaces_weights=is_model, base_model=opened.base_model,
-        )  # fmt: skip
-        return delivered(api, delivery)[1]
-
-
-def save_and_push(thing: Any, folder: str | os.PathLike[str], **options: Any) -> None:
-    """Save and push, for `save_pretrained(..., push_to_hub=True)` where this package is installed.
-
-    Args:
-        thing: As for `push_saved`.
-        folder: Folder to save to.
-        **options: Arguments of `save_pretrained`.
-    """
-    repo_id = options.pop("repo_id", None) or Path(folder).resolve().name
-    hub = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
-    options.pop("push_to_hub", None)
-    thing.save_pretrained(folder, **options)
-    if options.get("is_main_process", True):
-        push_saved(thing, repo_id, saving=options, **hub)
+        model.save_pretrained(folder)
+        if image_processor is not None:
+            image_processor.save_pretrained(folder)
+        if model.config.model_type == PlainViTConfig.model_type:
+            (folder / CARD).write_text(card_text(folder, ModelFacts(tags=tuple(tags))), encoding="utf-8")
+        return push_folder(folder, repo_id, private=private, revision=revision, message=message, token=token)
 
 
 def check_repository(
@@ -230,34 +182,4 @@ def _add_page(
         contents.add_text(CARD, addressed(page, repo_id), known)
 
 
-def _save_processor(model: PreTrainedModel, given: Any, folder: Path) -> bool:
-    """Save the image processor of a model, and return whether the caller gave it.
-
-    If it was found instead, it must not replace the one in the repository.
-    """
-    processor = given or _processor_of(model)
-    if processor is None:
-        logger.warning("The model has no image processor: pass image_processor=, or push one separately.")
-    else:
-        processor.save_pretrained(folder)
-    return given is not None
-
-
-def _processor_of(model: PreTrainedModel) -> Any:
-    """Return the image processor of the folder or cached repository that a model was loaded from, if any."""
-    source = model.name_or_path
-    revision = getattr(model.config, "_commit_hash", None)
-    if not source or not Path(source).is_dir():
-        names = (PROCESSOR_CONFIG, IMAGE_PROCESSOR_CONFIG) if source else ()
-        tried = (huggingface_hub.try_to_load_from_cache(str(source), name, revision=revision) for name in names)
-        cached = next((path for path in tried if isinstance(path, str)), None)
-        if cached is None:
-            return None
-        source = str(Path(cached).parent)
-    try:
-        return AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError):
-        return None
-
-
-__all__ = ["Push", "check_repository", "push_folder", "push_saved", "save_and_push"]
+__all__ = ["Push", "check_repository", "push", "push_folder"]

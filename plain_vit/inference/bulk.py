@@ -37,9 +37,9 @@ from ..training.data import load_images
 from ..training.data.decoding import BLANK, as_files, decode_image, name_broken, open_stored
 from ..training.data.identity import contents_hash, paths_hash
 from ..training.models import checkpoint_hints, configuration_hash, names_of_classes, processor_settings, weights_hash
+from ..training.reports.report import environment
 from ..training.run.folder import as_json, changed_settings, read_json, write_file
 from ..training.run.progress import Progress
-from ..training.run.report import environment
 from .engine_models import EngineModel, open_with_processor
 from .engines import ENGINES
 from .prepare import prepare_for_inference

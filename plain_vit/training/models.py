@@ -25,7 +25,7 @@ from transformers import (
 
 from ..configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from ..conversion import from_checkpoint
-from ..conversion.format import EXPECTED
+from ..conversion.tables.format import EXPECTED
 from ..errors import CheckpointError, DataError, PlainViTError, TrainingError, few, listed
 from ..files.other_files import is_exported
 from ..image_processing_plain_vit import PlainViTImageProcessor, SourcePreprocessing

@@ -27,7 +27,7 @@ import plain_vit
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, cli
 from plain_vit.cli import read_labels
 from plain_vit.conversion import from_checkpoint
-from plain_vit.conversion.format import Hints, Inference
+from plain_vit.conversion.tables.format import Hints, Inference
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,
@@ -40,7 +40,7 @@ from plain_vit.errors import (
     VerificationError,
 )
 from plain_vit.training.arguments import parse_arguments
-from plain_vit.training.glyphs import CHARACTERS
+from plain_vit.training.data.glyphs import CHARACTERS
 from plain_vit_command import HINTS, SCRIPTS, main, parser
 from tests.conftest import randomize_
 from tests.sizes import few

@@ -20,9 +20,9 @@ from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.errors import OutputError
 from plain_vit.files.staging import full_disk, staged_file
 from plain_vit.training.hardware.sharding import ShardedState
+from plain_vit.training.reports.report import _section
+from plain_vit.training.reports.snapshots import OptionalFigure, Snapshots
 from plain_vit.training.run.folder import RunFolder, append_line, read_log, write_file
-from plain_vit.training.run.report import _section
-from plain_vit.training.run.snapshots import OptionalFigure, Snapshots
 from plain_vit_command import main
 from tests.conftest import randomize_
 from tests.processes import in_a_process, server

@@ -1,47 +1,48 @@
-"""The components of the package: imports flow one way, and docs/architecture.md names them all."""
+"""The rooms of the package: imports flow one way, without an exception, and docs/architecture.md names them all."""
 
 import ast
-import importlib
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from tests import ROOT
+from tools import draw_architecture as architecture
 
 
-@pytest.fixture
-def architecture(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script that draws the figure."""
-    monkeypatch.setattr(sys, "path", [str(ROOT / "docs"), *sys.path])
-    return importlib.import_module("draw_architecture")
+def test_files_import_each_other_in_no_circle() -> None:
+    architecture.heights(architecture.imports())
 
 
-def test_imports_flow_one_way(architecture: ModuleType) -> None:
-    graph = architecture.imports()
-    architecture.layers(graph)  # raises on a circular import
-    assert {component for component, others in graph.items() if not others} == {"model", "image processor"}
-    assert graph["files"] == {"model"}  # only for the name of the config
-    for source in (component for component in graph if component.startswith("conversion/")):
-        assert not graph[source] & {"conversion", "training", "analysis", "hub", "cli"}, source
-    assert not graph["conversion"] & {"training", "analysis", "hub", "cli"}
-    assert not graph["analysis"] & {"conversion", "training", "hub", "cli"}
-    assert not {component for component, others in graph.items() if "cli" in others}
+def test_rooms_import_only_rooms_beneath_them() -> None:
+    rooms = architecture.rooms(architecture.imports())
+    architecture.heights(rooms)  # raises on a circle
+    beneath = {room: architecture.reached(rooms, room) for room in rooms}
+    assert beneath["model"] == set()  # it is saved with every checkpoint, and so is the image processor
+    assert beneath["image processor"] == {"model"}  # the check of releases
+    assert not beneath["conversion"] & {"training", "inference", "analysis", "hub"}
+    assert not beneath["analysis"] & {"conversion", "training", "inference", "hub"}
+    assert not {room for room, others in beneath.items() if "command" in others}
 
 
-def test_a_circular_import_is_found(architecture: ModuleType) -> None:
+def test_a_circle_is_found() -> None:
     graph = {"a": frozenset({"b"}), "b": frozenset({"c"}), "c": frozenset({"a"})}
     with pytest.raises(ValueError, match="a -> b -> c -> a"):
-        architecture.layers(graph)
+        architecture.heights(graph)
 
 
-def test_every_component_is_described(architecture: ModuleType) -> None:
+@pytest.mark.parametrize("name", ["'plain_vit.hub'", "'.hub'", "f'.{room}'", "name"])
+def test_an_import_by_name_is_found(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(f"import importlib\nimportlib.import_module({name})\n")
+    with pytest.raises(ValueError, match="write an import statement"):
+        list(architecture.imported("plain_vit.module", file, {}))
+    file.write_text("importlib.import_module(f'vit_pytorch.{name}')\n")
+    assert not list(architecture.imported("plain_vit.module", file, {}))
+
+
+def test_every_room_is_described() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    components = {component.rpartition("/")[2] for component in architecture.imports()}
-    assert {
-        component for component in components if f"**{component}**" not in text and f"/{component}**" not in text
-    } == set()
+    assert [room for room in architecture.rooms(architecture.imports()) if f"**{room}**" not in text] == []
 
 
 @pytest.mark.slow

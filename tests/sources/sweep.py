@@ -1,6 +1,6 @@
 """Measurements of the sweeps over the sources, recorded for the table in the docs.
 
-With PLAIN_VIT_SWEEP=path every source adds lines of JSON to that file, of which docs/tabulate_what_opens.py makes the
+With PLAIN_VIT_SWEEP=path every source adds lines of JSON to that file, of which tools/tabulate_what_opens.py makes the
 table.
 """
 

@@ -19,8 +19,8 @@ import vit_pytorch
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.conversion import convert_checkpoint, from_checkpoint
-from plain_vit.conversion.engine import Row
 from plain_vit.conversion.sources.vit_pytorch.source import VIT_PYTORCH
+from plain_vit.conversion.tables.engine import Row
 from plain_vit.errors import MappingError, VerificationError
 from tests.conftest import randomize_
 from tests.tiny import tiny_config

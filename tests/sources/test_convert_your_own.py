@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageClassification
 
-from plain_vit.conversion.engine import convert
+from plain_vit.conversion.tables.engine import convert
 from plain_vit.errors import MappingError
 from tests import ROOT
 from tests.conftest import randomize_

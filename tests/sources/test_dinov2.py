@@ -9,8 +9,8 @@ import torch
 from timm.models.vision_transformer import checkpoint_filter_fn
 
 from plain_vit.conversion import from_checkpoint, to_checkpoint, to_module
-from plain_vit.conversion.engine import revert
 from plain_vit.conversion.sources.timm.source import TIMM
+from plain_vit.conversion.tables.engine import revert
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError
 from tests.sources.sweep import record
 from tests.sources.timm_models import stage_differences

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from plain_vit import PlainViTConfig
-from plain_vit.conversion.engine import (
+from plain_vit.conversion.tables.engine import (
     ADD_FIRST_AXIS,
     DROP_FIRST_AXIS,
     IDENTITY,

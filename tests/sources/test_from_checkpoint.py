@@ -21,10 +21,10 @@ from vit_pytorch.simple_vit import SimpleViT
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint
-from plain_vit.conversion.format import Format
 from plain_vit.conversion.sources.timm.source import TIMM
 from plain_vit.conversion.sources.transformers.source import TRANSFORMERS
 from plain_vit.conversion.sources.vit_pytorch.source import VIT_PYTORCH
+from plain_vit.conversion.tables.format import Format
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torchvision.models import VisionTransformer as TorchvisionTransformer
 
 from plain_vit.conversion import from_checkpoint
-from plain_vit.conversion.format import NO_TENSOR, UNSEEN
+from plain_vit.conversion.tables.format import NO_TENSOR, UNSEEN
 from plain_vit.errors import PlainViTError
 from tests.conftest import randomize_
 from tests.sizes import draws

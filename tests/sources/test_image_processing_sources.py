@@ -24,11 +24,11 @@ from transformers.image_processing_utils import BaseImageProcessor
 
 from plain_vit import PlainViTConfig
 from plain_vit.conversion import from_checkpoint
-from plain_vit.conversion.pixels import INTERPOLATIONS, default_processor
 from plain_vit.conversion.sources.google import processor_from_google
 from plain_vit.conversion.sources.timm.pixels import processor_from_timm, processor_to_timm
 from plain_vit.conversion.sources.torchvision.pixels import processor_from_torchvision
 from plain_vit.conversion.sources.transformers.pixels import processor_from_transformers, stock_processor
+from plain_vit.conversion.tables.pixels import INTERPOLATIONS, default_processor
 from plain_vit.errors import CheckpointError, ExportError
 from plain_vit.image_processing_plain_vit import PlainViTImageProcessor, PlainViTImageProcessorPil
 from tests.sizes import draws

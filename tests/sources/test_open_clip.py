@@ -20,7 +20,6 @@ from torch import nn
 
 from plain_vit import PlainViTForImageClassification, PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
-from plain_vit.conversion.format import Hints
 from plain_vit.conversion.recognition import recognise
 from plain_vit.conversion.registry import FORMATS
 from plain_vit.conversion.sources.open_clip.architectures import ARCHITECTURES
@@ -29,6 +28,7 @@ from plain_vit.conversion.sources.open_clip.source import OPEN_CLIP
 from plain_vit.conversion.sources.timm.architectures import ARCHITECTURES as TIMM_ARCHITECTURES
 from plain_vit.conversion.sources.timm.arguments import architecture_of
 from plain_vit.conversion.sources.timm.constructors import constructor_named
+from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,
@@ -553,6 +553,8 @@ def test_open_clip_itself_loads_an_exported_tower(tmp_path: Path, monkeypatch: p
     tower = clip(model_cfg).visual
     to_checkpoint(from_module(tower), tmp_path / "tower.pt", format="open_clip")
     (tmp_path / "small.json").write_text(json.dumps(model_cfg))
+    for registry in ("_MODEL_CONFIG_PATHS", "_MODEL_CONFIGS"):  # copies: other tests see open_clip's own models
+        monkeypatch.setattr(open_clip.factory, registry, getattr(open_clip.factory, registry).copy())
     open_clip.add_model_config(tmp_path)
     loaded = open_clip.create_model("small", pretrained_image_path=str(tmp_path / "tower.pt"))
     assert same_tensors(loaded.visual.state_dict(), tower.state_dict())

@@ -40,13 +40,13 @@ from transformers.models.auto import configuration_auto
 
 from plain_vit import PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module
-from plain_vit.conversion.format import Hints
 from plain_vit.conversion.registry import FORMATS
 from plain_vit.conversion.sources.timm.arguments import OPENED
 from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS
 from plain_vit.conversion.sources.timm.families import FAMILIES
 from plain_vit.conversion.sources.timm.modules import CLASS_PATHS
 from plain_vit.conversion.sources.timm.source import TIMM
+from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,

@@ -10,10 +10,10 @@ from torch import nn
 
 from plain_vit import PlainViTConfig
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
-from plain_vit.conversion.engine import DROP_FIRST_AXIS, SPLIT_QKV, Row, revert
-from plain_vit.conversion.format import Description, Format, Hints, Inference, StateDict, write_state_dict
-from plain_vit.conversion.infer import head_counts, square_grid
 from plain_vit.conversion.registry import FORMATS
+from plain_vit.conversion.tables.engine import DROP_FIRST_AXIS, SPLIT_QKV, Row, revert
+from plain_vit.conversion.tables.format import Description, Format, Hints, Inference, StateDict, write_state_dict
+from plain_vit.conversion.tables.infer import head_counts, square_grid
 from plain_vit.errors import AmbiguousCheckpointError
 from tests.conftest import randomize_
 from tests.tiny import difference

@@ -16,7 +16,6 @@ from timm.models import deit, vision_transformer, vision_transformer_hybrid
 from torch.overrides import TorchFunctionMode
 
 from plain_vit.conversion import from_module
-from plain_vit.conversion.format import Hints
 from plain_vit.conversion.recognition import recognise
 from plain_vit.conversion.registry import FORMATS
 from plain_vit.conversion.sources.timm.architectures import ARCHITECTURES, OLD_NAMES, PUBLISHED_FILES, TIMM_VERSION
@@ -27,6 +26,7 @@ from plain_vit.conversion.sources.timm.shapes import part_of
 from plain_vit.conversion.sources.timm.source import TIMM
 from plain_vit.conversion.sources.timm.tables import own_parts
 from plain_vit.conversion.sources.torchvision.architectures import FILES, TORCHVISION_VERSION
+from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import AmbiguousCheckpointError, ExportError
 from tests import ROOT
 from tests.sizes import NIGHTLY, draws, few

@@ -11,10 +11,10 @@ from timm.models import save_for_hf
 from timm.models.beit import gen_relative_position_index as beit_index
 
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
-from plain_vit.conversion.format import Hints
 from plain_vit.conversion.sources.timm.relative.beit import BEIT
 from plain_vit.conversion.sources.timm.relative.relpos import RELPOS
 from plain_vit.conversion.sources.timm.source import TIMM
+from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError
 from tests import ROOT
 from tests.sources.timm_models import (

@@ -8,8 +8,8 @@ import timm
 import torch
 
 from plain_vit.conversion import from_checkpoint, from_module, to_module
-from plain_vit.conversion.format import Hints
 from plain_vit.conversion.sources.timm.source import TIMM
+from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import CheckpointError
 from tests.conftest import randomize_
 from tests.sources.timm_models import (

@@ -18,13 +18,13 @@ from timm.models import save_for_hf, vision_transformer, vision_transformer_hybr
 from torch import nn
 
 from plain_vit.conversion import from_checkpoint, to_checkpoint
-from plain_vit.conversion.format import NO_TENSOR, Hints
 from plain_vit.conversion.sources.timm.architectures import ARCHITECTURES
 from plain_vit.conversion.sources.timm.arguments import DEFAULTS, architecture_for, architecture_of, config_of
 from plain_vit.conversion.sources.timm.constructors import constructor_named
 from plain_vit.conversion.sources.timm.relative.beit import BEIT as BEIT_CLASS
 from plain_vit.conversion.sources.timm.relative.relpos import RELPOS as RELPOS_CLASS
 from plain_vit.conversion.sources.timm.source import TIMM
+from plain_vit.conversion.tables.format import NO_TENSOR, Hints
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,

@@ -11,9 +11,9 @@ from timm.models.eva import checkpoint_filter_fn
 from torch import nn
 
 from plain_vit.conversion import from_checkpoint, to_checkpoint
-from plain_vit.conversion.engine import revert
 from plain_vit.conversion.sources.timm.eva.architectures import ARCHITECTURES
 from plain_vit.conversion.sources.timm.source import TIMM
+from plain_vit.conversion.tables.engine import revert
 from plain_vit.errors import AmbiguousCheckpointError, ExportError, MappingError, PlainViTError, UnknownFormatError
 from tests.sources.sweep import record
 from tests.sources.timm_models import image_size, pixels_for, stage_differences, tiny_timm

@@ -11,8 +11,6 @@ import torch
 
 from plain_vit import PlainViTForImageClassification
 from plain_vit.conversion import from_module, to_module
-from plain_vit.conversion.engine import revert
-from plain_vit.conversion.format import Hints
 from plain_vit.conversion.sources.timm.architectures import ARCHITECTURES as PLAIN
 from plain_vit.conversion.sources.timm.arguments import config_of
 from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS, constructor_named
@@ -20,6 +18,8 @@ from plain_vit.conversion.sources.timm.naflex.source import NAFLEX
 from plain_vit.conversion.sources.timm.relative.beit import BEIT
 from plain_vit.conversion.sources.timm.relative.relpos import RELPOS
 from plain_vit.conversion.sources.timm.source import TIMM
+from plain_vit.conversion.tables.engine import revert
+from plain_vit.conversion.tables.format import Hints
 from tests.model.test_packed import images_of, padded
 from tests.sources.sweep import record
 from tests.sources.timm_models import (

@@ -17,8 +17,8 @@ from torchvision.models.vision_transformer import ConvStemConfig, VisionTransfor
 
 from plain_vit import PlainViTForImageClassification, PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
-from plain_vit.conversion.format import Hints
 from plain_vit.conversion.sources.torchvision.source import ARCHITECTURES, TORCHVISION
+from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError
 from tests.conftest import randomize_
 from tests.sources.sweep import record

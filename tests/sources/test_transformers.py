@@ -31,10 +31,10 @@ from plain_vit import (
     PlainViTModel,
 )
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
-from plain_vit.conversion.engine import Row, without_prefix
-from plain_vit.conversion.format import Hints
 from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, AROUND, BOOKKEEPING
 from plain_vit.conversion.sources.transformers.source import TRANSFORMERS
+from plain_vit.conversion.tables.engine import Row, without_prefix
+from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import (
     AmbiguousCheckpointError,
     CheckpointError,

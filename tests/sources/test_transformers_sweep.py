@@ -11,13 +11,13 @@ import torch
 import transformers
 
 from plain_vit.conversion import from_module, to_module
-from plain_vit.conversion.compare_modules import empty_model
-from plain_vit.conversion.engine import revert
-from plain_vit.conversion.format import Hints
 from plain_vit.conversion.live_modules import find_model
 from plain_vit.conversion.registry import FORMATS
 from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, CONTAINERS
 from plain_vit.conversion.sources.transformers.source import TRANSFORMERS
+from plain_vit.conversion.tables.compare_modules import empty_model
+from plain_vit.conversion.tables.engine import revert
+from plain_vit.conversion.tables.format import Hints
 from tests.conftest import randomize_
 from tests.sizes import few
 from tests.sources.sweep import record

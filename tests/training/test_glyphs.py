@@ -8,7 +8,7 @@ import torch
 from vit_pytorch import ViT
 
 from plain_vit.training.data import datasets as data
-from plain_vit.training.glyphs import CHARACTERS, render_glyphs
+from plain_vit.training.data.glyphs import CHARACTERS, render_glyphs
 from tests.sizes import NIGHTLY, draws
 from tests.training.runs import EXAMPLES, open_script, words_of
 

@@ -21,7 +21,7 @@ from plain_vit.training.data import load_splits
 from plain_vit.training.data.augmentation import RelativeCrop, training_transform
 from plain_vit.training.data.inputs import PackedImages, images_in
 from plain_vit.training.models import with_native_aspect_ratio
-from plain_vit.training.run import show_batch as show_batch_module
+from plain_vit.training.reports import show_batch as show_batch_module
 from plain_vit.training.tasks import classification
 from tests.training.runs import (
     evaluate,

@@ -38,15 +38,15 @@ from plain_vit.hub.card import ModelFacts, write_card
 from plain_vit.hub.markdown import code, plain
 from plain_vit.training.data import load_splits
 from plain_vit.training.metrics import Evaluation, evaluation_of, judge_logits
+from plain_vit.training.reports.facts import recipe_of
+from plain_vit.training.reports.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
+from plain_vit.training.reports.publishing import training_facts
+from plain_vit.training.reports.report import environment
+from plain_vit.training.reports.snapshots import look
 from plain_vit.training.run import progress as progress_module
 from plain_vit.training.run.dry_run import Needs, describe_needs, measure_needs, size
-from plain_vit.training.run.facts import recipe_of
 from plain_vit.training.run.folder import read_log
-from plain_vit.training.run.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from plain_vit.training.run.progress import Progress
-from plain_vit.training.run.publishing import training_facts
-from plain_vit.training.run.report import environment
-from plain_vit.training.run.snapshots import look
 from plain_vit.training.run.trackers import TRACKERS, start_trackers, tracker_names
 from tests.tiny import tiny_config
 from tests.training.runs import open_script, save_resnet, save_stock_vit

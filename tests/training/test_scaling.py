@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.models import matrix_shapes, operations
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
-from tests import ROOT
 from tests.processes import run_forked
 from tests.sizes import NIGHTLY, few
 
@@ -21,9 +20,8 @@ TINY = "vit-tiny-patch16-224"
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    return importlib.import_module("tabulate_scaling")
+def script() -> ModuleType:
+    return importlib.import_module("tools.tabulate_scaling")
 
 
 @pytest.mark.slow
@@ -118,7 +116,7 @@ def test_the_messages_on_the_page_are_those_of_the_models(script: ModuleType) ->
 def test_the_page_is_what_the_script_writes(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     page = script.OUT.read_text(encoding="utf-8")
     if NIGHTLY:
-        assert script.page() == page, "run python docs/tabulate_scaling.py"
+        assert script.page() == page, "run python -m tools.tabulate_scaling"
     monkeypatch.setattr(script, "SIZES", dict(few(script.SIZES.items(), 1)))
     for table in (script.steps_table(), script.launches_table(), script.images_table()):
         assert set(table.splitlines()) <= set(page.splitlines())

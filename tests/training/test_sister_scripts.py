@@ -22,7 +22,7 @@ from plain_vit import (
 from plain_vit.errors import CheckpointError, DataError, OutputExistsError, TrainingError
 from plain_vit.inference import to_engine
 from plain_vit.training.data import load_splits
-from plain_vit.training.glyphs import CHARACTERS, render_glyphs
+from plain_vit.training.data.glyphs import CHARACTERS, render_glyphs
 from plain_vit.training.run.folder import read_log
 from plain_vit.training.tasks.masked_patches import (
     CORRUPTIONS,

@@ -15,11 +15,11 @@ from ...configuration_plain_vit import PlainViTConfig, stem_stride
 from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from ...files.npz import save_npz
 from ...image_processing_plain_vit import PlainViTImageProcessor
-from ..compare_modules import lost_fields
-from ..engine import DROP_FIRST_AXIS, UNSTACK, Row, Transform, each, revert, then
-from ..format import Description, Format, Hints, Inference, StateDict, pair
-from ..infer import size_fault, square_grid
-from ..pixels import default_processor
+from ..tables.compare_modules import lost_fields
+from ..tables.engine import DROP_FIRST_AXIS, UNSTACK, Row, Transform, each, revert, then
+from ..tables.format import Description, Format, Hints, Inference, StateDict, pair
+from ..tables.infer import size_fault, square_grid
+from ..tables.pixels import default_processor
 from .timm.pixels import processor_from_timm
 
 # Prefixes of the names: none, of a flax.optim state, of big_vision's parameters, of its image tower.

@@ -20,10 +20,10 @@ from yaml import YAMLError
 from ...errors import DataError, PlainViTError, counted, few, listed
 from ...files.staging import full_disk
 from ...system.extras import needs
-from ..glyphs import CHARACTERS, render_glyphs
 from .benchmarks import BENCHMARKS, Benchmark
 from .decoding import RefusedImages, as_files
 from .folders import ENDINGS, Opened, open_folder, split_name
+from .glyphs import CHARACTERS, render_glyphs
 from .idx import holds_idx, load_idx
 from .layout import ALL, NAMES_OF
 from .splits import carve, few_shots, some_rows

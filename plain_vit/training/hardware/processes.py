@@ -79,7 +79,7 @@ def start_accelerator(
 
 STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 # Modules that data loader workers and their script import: preloaded once in the fork server.
-PREPARED_MODULES = ["plain_vit.training.metrics", "plain_vit.training.models", "plain_vit.training.run.report"]
+PREPARED_MODULES = ["plain_vit.training.metrics", "plain_vit.training.models", "plain_vit.training.reports.report"]
 
 
 def loading_options(num_workers: int) -> dict[str, Any]:

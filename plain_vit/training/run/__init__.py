@@ -1,1 +1,1 @@
-"""Records of a run: folder, log, progress, figures, report, and model card."""
+"""Records of a run: its folder, log, progress and trackers."""

@@ -5,8 +5,8 @@ from typing import Any
 
 from ....errors import CheckpointError
 from ....image_processing_plain_vit import PlainViTImageProcessor
-from ...infer import pair
-from ...pixels import INTERPOLATIONS, unknown_value
+from ...tables.infer import pair
+from ...tables.pixels import INTERPOLATIONS, unknown_value
 
 # Defaults of open_clip's transform for keys missing in a preprocess_cfg (its transform.py and constants.py).
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)

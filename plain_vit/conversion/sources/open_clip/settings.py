@@ -8,7 +8,7 @@ from typing import Any
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import CheckpointError, ExportError
-from ...compare_modules import lost_fields
+from ...tables.compare_modules import lost_fields
 
 EPS = 1e-5  # of torch's LayerNorm
 

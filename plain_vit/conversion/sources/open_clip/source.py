@@ -14,9 +14,9 @@ from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import CheckpointError, ExportError
-from ...compare_modules import class_path
-from ...engine import ADD_TWO_AXES, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, each, revert
-from ...format import Description, Format, Hints, Inference, Probes, StateDict, write_state_dict
+from ...tables.compare_modules import class_path
+from ...tables.engine import ADD_TWO_AXES, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, each, revert
+from ...tables.format import Description, Format, Hints, Inference, Probes, StateDict, write_state_dict
 from ..timm.eva import originals
 from ..timm.source import TIMM
 from . import towers, trunks

@@ -9,9 +9,9 @@ from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError
-from ...compare_modules import class_path, differences, epsilon_of
-from ...format import Description, Hints, Inference, StateDict, unused_hints
-from ...infer import head_counts, image_sizes, pair, size_fault, square_grid
+from ...tables.compare_modules import class_path, differences, epsilon_of
+from ...tables.format import Description, Hints, Inference, StateDict, unused_hints
+from ...tables.infer import head_counts, image_sizes, pair, size_fault, square_grid
 from .architectures import ARCHITECTURES
 from .settings import (
     ACTIVATIONS,

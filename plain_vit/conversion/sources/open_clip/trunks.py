@@ -10,9 +10,9 @@ from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import ExportError, MappingError, UnknownFormatError
-from ...compare_modules import class_path
-from ...engine import Row
-from ...format import DROP_HEAD, Description, Hints, Inference, StateDict
+from ...tables.compare_modules import class_path
+from ...tables.engine import Row
+from ...tables.format import DROP_HEAD, Description, Hints, Inference, StateDict
 from ..timm.arguments import DEFAULTS as TIMM_DEFAULTS
 from ..timm.arguments import OPENED, architecture_of, norm_follows_pooling
 from ..timm.constructors import constructor_named

@@ -11,8 +11,8 @@ from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import ExportError, UnknownFormatError
-from ...compare_modules import epsilon_of, lost_fields
-from ...infer import pair
+from ...tables.compare_modules import epsilon_of, lost_fields
+from ...tables.infer import pair
 from .architectures import ARCHITECTURES, OLD_NAMES
 from .families import FAMILIES
 

@@ -19,10 +19,10 @@ from ....errors import (
     PlainViTError,
     UnknownFormatError,
 )
-from ...compare_modules import empty_model
-from ...engine import Row, ignored_names, revert
-from ...format import UNSEEN, Description, Hints, Inference, StateDict, unused_hints
-from ...infer import grids
+from ...tables.compare_modules import empty_model
+from ...tables.engine import Row, ignored_names, revert
+from ...tables.format import UNSEEN, Description, Hints, Inference, StateDict, unused_hints
+from ...tables.infer import grids
 from .shapes import image_size_of
 
 KERNEL = "patch_embed.proj.weight"

@@ -13,8 +13,8 @@ import torch
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import CheckpointError
-from ...engine import ADD_FIRST_AXIS, Row, Tensors, Transform
-from ...format import Inference
+from ...tables.engine import ADD_FIRST_AXIS, Row, Tensors, Transform
+from ...tables.format import Inference
 
 LAYOUT = "dinov2"
 # Where a training run splits the blocks for sharding, a name has the number of the chunk before that of the block.

@@ -12,7 +12,7 @@ from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import ExportError
-from ...compare_modules import class_name, class_path, differences
+from ...tables.compare_modules import class_name, class_path, differences
 from .arguments import ARGUMENTS, BLOCKS, DEFAULTS, OPENED, arguments_for
 
 # Classes by the name that timm's arguments have for them; those of one name compute the same.

@@ -8,8 +8,8 @@ from transformers.image_processing_utils import BaseImageProcessor
 
 from ....errors import CheckpointError, ExportError
 from ....image_processing_plain_vit import PlainViTImageProcessor, SourcePreprocessing
-from ...infer import pair
-from ...pixels import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, unknown_value
+from ...tables.infer import pair
+from ...tables.pixels import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS, unknown_value
 
 # Defaults of timm's transform for keys missing in a pretrained_cfg (timm/data/config.py, timm/data/constants.py).
 TIMM_DEFAULTS: dict[str, Any] = {

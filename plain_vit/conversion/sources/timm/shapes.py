@@ -13,8 +13,8 @@ import torch
 
 from ....configuration_plain_vit import PlainViTConfig, stem_stride
 from ....errors import AmbiguousCheckpointError, CheckpointError, MappingError
-from ...format import SCALES, Description, Hints, Inference, Size, unused_hints
-from ...infer import grids, head_counts, image_sizes, size_fault
+from ...tables.format import SCALES, Description, Hints, Inference, Size, unused_hints
+from ...tables.infer import grids, head_counts, image_sizes, size_fault
 from .architectures import ARCHITECTURES
 from .arguments import (
     ACTIVATIONS,

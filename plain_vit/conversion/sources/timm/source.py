@@ -21,9 +21,9 @@ from torch import nn
 from ....configuration_plain_vit import PlainViTConfig, stem_stride
 from ....errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError, UnknownFormatError, few
 from ....files.safetensors import save_state_dict
-from ...compare_modules import class_path
-from ...engine import Row, revert
-from ...format import Description, Format, Hints, Inference, Probes, StateDict, label_fields
+from ...tables.compare_modules import class_path
+from ...tables.engine import Row, revert
+from ...tables.format import Description, Format, Hints, Inference, Probes, StateDict, label_fields
 from . import dinov2
 from .architectures import ANY_SIZE, ARCHITECTURES, OLD_NAMES, PUBLISHED_FILES
 from .arguments import (

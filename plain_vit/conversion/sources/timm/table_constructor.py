@@ -14,9 +14,9 @@ from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import ExportError
-from ...compare_modules import class_name, class_path, differences, epsilon_of
-from ...format import Description
-from ...infer import pair
+from ...tables.compare_modules import class_name, class_path, differences, epsilon_of
+from ...tables.format import Description
+from ...tables.infer import pair
 from .arguments import NORMS, Argument, lost_with, ratio_of
 from .constructor import Constructor
 from .modules import CLASSES, SILENT_ATTRIBUTES

@@ -6,7 +6,7 @@ Source: timm 1.0.31, `timm/models/vision_transformer.py`.
 import torch
 
 from ....configuration_plain_vit import PlainViTConfig
-from ...engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_KV, SPLIT_QKV, Row, Transform
+from ...tables.engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_KV, SPLIT_QKV, Row, Transform
 from .shapes import part_of
 
 # The parallel block computes the first layer of the MLP, query, key and value in one product, in this order.

@@ -1,7 +1,7 @@
 """The transforms that torchvision publishes with its weights as image processors."""
 
 from ....image_processing_plain_vit import PlainViTImageProcessor
-from ...pixels import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS
+from ...tables.pixels import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS
 from .architectures import FILES
 
 

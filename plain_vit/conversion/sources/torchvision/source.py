@@ -13,9 +13,9 @@ from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import AmbiguousCheckpointError, CheckpointError, ExportError
-from ...compare_modules import class_path, differences, epsilon_of, lost_fields
-from ...engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
-from ...format import (
+from ...tables.compare_modules import class_path, differences, epsilon_of, lost_fields
+from ...tables.engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
+from ...tables.format import (
     DROP_HEAD,
     Description,
     Format,
@@ -26,7 +26,7 @@ from ...format import (
     label_fields,
     write_state_dict,
 )
-from ...infer import head_counts, pair, size_fault, square_grid
+from ...tables.infer import head_counts, pair, size_fault, square_grid
 from .architectures import ARCHITECTURES
 from .architectures import FILES as TORCHVISION_FILES
 from .pixels import processor_from_torchvision

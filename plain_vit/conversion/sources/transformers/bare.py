@@ -17,9 +17,9 @@ import torch
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import AmbiguousCheckpointError, CheckpointError, MappingError, few
-from ...engine import INDEX, Row, ignored_names, without_prefix
-from ...format import DROP_HEAD, Hints, Inference, StateDict
-from ...infer import grids, head_counts, image_sizes, pair, size_fault
+from ...tables.engine import INDEX, Row, ignored_names, without_prefix
+from ...tables.format import DROP_HEAD, Hints, Inference, StateDict
+from ...tables.infer import grids, head_counts, image_sizes, pair, size_fault
 from .families import (
     ARCHITECTURES,
     CONTAINERS,

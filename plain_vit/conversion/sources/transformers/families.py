@@ -13,7 +13,7 @@ import torch
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import ExportError
-from ...engine import (
+from ...tables.engine import (
     ADD_FIRST_AXIS,
     ADD_TWO_AXES,
     IDENTITY,
@@ -26,7 +26,7 @@ from ...engine import (
     each,
     split,
 )
-from ...infer import pair
+from ...tables.infer import pair
 
 # Transforms
 

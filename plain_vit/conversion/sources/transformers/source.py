@@ -35,10 +35,10 @@ from ....errors import (
     few,
 )
 from ....image_processing_plain_vit import SourcePreprocessing
-from ...compare_modules import MASKED, class_path, differences, empty_model, lost_fields
-from ...engine import Row, ignored_names, revert, without_prefix
-from ...format import DROP_HEAD, UNSEEN, Description, Format, Hints, Inference, Probes, StateDict
-from ...infer import pair
+from ...tables.compare_modules import MASKED, class_path, differences, empty_model, lost_fields
+from ...tables.engine import Row, ignored_names, revert, without_prefix
+from ...tables.format import DROP_HEAD, UNSEEN, Description, Format, Hints, Inference, Probes, StateDict
+from ...tables.infer import pair
 from . import bare
 from .families import (
     AIMV2,

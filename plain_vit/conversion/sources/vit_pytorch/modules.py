@@ -13,8 +13,8 @@ from torch import nn
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import ExportError
 from ....positions_plain_vit import SinCos2DPositionEmbedding
-from ...compare_modules import class_path, differences
-from ...format import Hints
+from ...tables.compare_modules import class_path, differences
+from ...tables.format import Hints
 from .layouts import CLASSES, HIDDEN, POSITIONS, PROJECTION, RENAMED_FILES, K, Layout, Names, Q, V
 from .shapes import name_pattern
 from .tables import RELEASE

@@ -9,9 +9,9 @@ from typing import Any
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import SHOWN, AmbiguousCheckpointError, ExportError, MappingError
 from ....layers_plain_vit import ShiftedPatchEmbeddings
-from ...engine import INDEX, LEAF
-from ...format import Hints, Inference, pair
-from ...infer import divisors, grids, head_counts, size_fault, square_grid
+from ...tables.engine import INDEX, LEAF
+from ...tables.format import Hints, Inference, pair
+from ...tables.infer import divisors, grids, head_counts, size_fault, square_grid
 from .families import FAMILIES
 from .layouts import (
     CLASS_TOKEN,

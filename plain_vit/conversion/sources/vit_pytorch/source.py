@@ -15,9 +15,9 @@ from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import AmbiguousCheckpointError, ExportError, MappingError
-from ...compare_modules import class_path
-from ...engine import Row, ignored_names, revert
-from ...format import Description, Format, Hints, Probes, StateDict, write_state_dict
+from ...tables.compare_modules import class_path
+from ...tables.engine import Row, ignored_names, revert
+from ...tables.format import Description, Format, Hints, Probes, StateDict, write_state_dict
 from .layouts import CLASS_TOKEN, CLASSES, LAYOUTS
 from .modules import (
     build,

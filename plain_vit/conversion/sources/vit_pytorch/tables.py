@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import ExportError
-from ...compare_modules import NEUTRAL_FIELDS
-from ...engine import (
+from ...tables.compare_modules import NEUTRAL_FIELDS
+from ...tables.engine import (
     ADD_FIRST_AXIS,
     ADD_TWO_AXES,
     DROP_FIRST_AXIS,
@@ -26,7 +26,7 @@ from ...engine import (
     inverse,
     then,
 )
-from ...infer import pair
+from ...tables.infer import pair
 from .layouts import (
     BLOCK_OF_QUERY,
     CLASS_TOKEN,

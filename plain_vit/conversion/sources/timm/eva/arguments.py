@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from .....configuration_plain_vit import PlainViTConfig
-from ....infer import pair
+from ....tables.infer import pair
 from .. import table_constructor
 from ..arguments import NEGATED, QK_NORMS, Argument, ratio_of
 

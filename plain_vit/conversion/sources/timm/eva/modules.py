@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ....compare_modules import class_name
+from ....tables.compare_modules import class_name
 from .. import modules
 from ..table_constructor import Parts
 

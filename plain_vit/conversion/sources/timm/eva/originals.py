@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from .....configuration_plain_vit import PlainViTConfig
-from ....engine import ADD_FIRST_AXIS, ADD_TWO_AXES, SPLIT_QKV, Row, Tensors, Transform, each
-from ....format import Description
+from ....tables.engine import ADD_FIRST_AXIS, ADD_TWO_AXES, SPLIT_QKV, Row, Tensors, Transform, each
+from ....tables.format import Description
 
 DINOV3, DINOV3_UNMASKED = "dinov3", "dinov3_without_bias_mask"
 EVA02, EVA02_FUSED = "eva02", "eva02_fused"

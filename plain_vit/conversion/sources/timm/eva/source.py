@@ -7,8 +7,8 @@ from torch import nn
 
 from .....configuration_plain_vit import PlainViTConfig
 from .....errors import ExportError
-from ....engine import IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row
-from ....format import Description, StateDict
+from ....tables.engine import IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row
+from ....tables.format import Description, StateDict
 from ..shapes import part_of
 from ..table_constructor import TableConstructor
 from ..tables import EMBEDDING_ROWS, HEAD_ROWS, mlp_rows

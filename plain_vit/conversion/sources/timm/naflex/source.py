@@ -12,9 +12,9 @@ from torch import nn
 
 from .....configuration_plain_vit import PlainViTConfig
 from .....errors import MappingError
-from ....engine import Row, each
-from ....format import Hints, StateDict
-from ....infer import pair
+from ....tables.engine import Row, each
+from ....tables.format import Hints, StateDict
+from ....tables.infer import pair
 from ..arguments import ACTIVATIONS, NORMS, QK_NORMS, Argument, ratio_of
 from ..table_constructor import ARGUMENTS, Parts, TableConstructor
 from ..tables import HEAD_ROWS, sequential_rows

@@ -9,8 +9,8 @@ from torch import nn
 
 from .....configuration_plain_vit import PlainViTConfig
 from .....positions_plain_vit import distances_of
-from ....engine import IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensors, Transform
-from ....format import Description, Hints, StateDict
+from ....tables.engine import IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensors, Transform
+from ....tables.format import Description, Hints, StateDict
 from ..arguments import Argument
 from ..tables import EMBEDDING_ROWS, HEAD_ROWS, mlp_rows
 from .beit_architectures import ARCHITECTURES

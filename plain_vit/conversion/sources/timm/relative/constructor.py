@@ -12,8 +12,8 @@ import torch
 
 from .....configuration_plain_vit import PlainViTConfig
 from .....errors import CheckpointError, MappingError
-from ....format import Hints, StateDict
-from ....infer import pair
+from ....tables.format import Hints, StateDict
+from ....tables.infer import pair
 from .. import table_constructor
 from ..arguments import Argument
 from ..shapes import part_of

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from .....configuration_plain_vit import PlainViTConfig
-from ....engine import Row
+from ....tables.engine import Row
 from ..arguments import ACTIVATIONS, QK_NORMS, Argument
 from ..table_constructor import Parts
 from ..tables import rows_of

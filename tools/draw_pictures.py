@@ -1,7 +1,7 @@
 """Draw the pictures of look_inside.md, from the shipped checkpoint, from a DINOv2-small and from the model that the
 demo fine-tunes, and those of training.md, from a run of its own.
 
-make demo && python docs/draw_pictures.py
+make demo && python -m tools.draw_pictures
 """
 
 import argparse
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import skimage.data
@@ -18,7 +19,7 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
+from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.analysis import (
     attention_distance,
     attention_maps,
@@ -48,7 +49,7 @@ from plain_vit.analysis import (
 from plain_vit.conversion import from_checkpoint
 from plain_vit.training.data import load_digits
 from plain_vit.training.data.augmentation import training_transform
-from plain_vit.training.glyphs import CHARACTERS, render_glyphs
+from plain_vit.training.data.glyphs import CHARACTERS, render_glyphs
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
@@ -73,7 +74,8 @@ def main() -> None:
 def draw_glyphs() -> None:
     """Draw what the shipped checkpoint sees in held-out glyphs."""
     converted = from_checkpoint(CHECKPOINT, num_attention_heads=4, image_size=24, patch_size=4)
-    model, processor = converted.model, converted.image_processor
+    model: Any = converted.model
+    processor: Any = converted.image_processor
     pixels, labels = render_glyphs(256, seed=2)
     glyphs = [Image.fromarray(image).convert("RGB") for image in pixels]
     inputs = processor(glyphs[:8], return_tensors="pt")["pixel_values"]
@@ -139,17 +141,17 @@ def draw_dense() -> None:
     save("dense_correspondences", figure)
 
 
-def trained_on_photographs(*more: str) -> tuple[PlainViTModel, torch.Tensor, np.ndarray, list[str]]:
+def trained_on_photographs(*more: str) -> tuple[Any, torch.Tensor, Any, list[str]]:
     """Return the trained DINOv2-small, and photographs as its input, as pictures and by name; more of scikit-image."""
-    sys.path.insert(0, str(ROOT))
     from tests.sources.trained_dinov2 import photographs, save_as_transformers
 
     with tempfile.TemporaryDirectory() as folder:
         converted = from_checkpoint(save_as_transformers(Path(folder) / "dinov2-small"))
     images = photographs() | {name: Image.fromarray(getattr(skimage.data, name)()) for name in more}
     square = {"size": {"shortest_edge": 448}, "crop_size": {"height": 448, "width": 448}}
-    inputs = converted.image_processor(list(images.values()), return_tensors="pt", **square)["pixel_values"]
-    return converted.model, inputs, displayable(inputs, converted.image_processor), list(images)
+    processor: Any = converted.image_processor
+    inputs = processor(list(images.values()), return_tensors="pt", **square)["pixel_values"]
+    return converted.model, inputs, displayable(inputs, processor), list(images)
 
 
 def draw_digits(finetuned: Path) -> None:

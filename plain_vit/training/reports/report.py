@@ -21,8 +21,8 @@ from ..data.decoding import as_files
 from ..data.identity import image_paths
 from ..data.inputs import model_inputs
 from ..metrics import Evaluation, predictions_table
+from ..run.folder import read_log, write_file
 from ..vector_metrics import VectorEvaluation, vector_table
-from .folder import read_log, write_file
 from .mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from .show_batch import displayable_images
 from .snapshots import OptionalFigure, Snapshots

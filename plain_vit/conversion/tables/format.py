@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import nn
 
-from ..configuration_plain_vit import ACTIVATIONS, PlainViTConfig
-from ..errors import CheckpointError
-from ..files.safetensors import save_state_dict
-from ..files.torch_pickle import save_torch
+from ...configuration_plain_vit import ACTIVATIONS, PlainViTConfig
+from ...errors import CheckpointError
+from ...files.safetensors import save_state_dict
+from ...files.torch_pickle import save_torch
 from .engine import Row
 from .infer import pair
 from .pixels import default_processor

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import torch
 
-from ..configuration_plain_vit import PlainViTConfig
-from ..errors import MappingError
+from ...configuration_plain_vit import PlainViTConfig
+from ...errors import MappingError
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ from ..data import ImageClassificationData
 from ..data.sampling import ShuffledStream
 from ..data.targets import check_evaluated
 from ..metrics import Evaluation
+from ..run.folder import default_options, read_log
 from ..vector_metrics import VectorEvaluation
-from .folder import default_options, read_log
 from .show_batch import check_picture
 
 with needs("plain-vit[train]"):

@@ -1,6 +1,6 @@
 """Write docs/what_opens.md from what the sweeps over the sources measured: `make table` does both.
 
-python docs/tabulate_what_opens.py sweep.jsonl
+python -m tools.tabulate_what_opens sweep.jsonl
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-OUT = Path(__file__).with_name("what_opens.md")
+OUT = Path(__file__).parent.parent / "docs" / "what_opens.md"
 # The packages by the first word of a source, with the heading of their tables.
 PACKAGES = {
     "timm": "timm: every entrypoint of its plain Vision Transformers and their ResNet-V2 hybrids; its Eva, Beit, "
@@ -63,7 +63,11 @@ def section(title: str, package: str, rows: Mapping[str, Mapping[str, Any]]) -> 
 def _cells(row: Mapping[str, Any], columns: Iterable[str]) -> list[str]:
     cells = {name: "-" if row.get(name) is None else f"{row[name]:.1e}" for name in columns}
     if "way_back_bit_exact" in cells:
-        cells["way_back_bit_exact"] = {True: "bit for bit", False: "not exact"}.get(row.get("way_back_bit_exact"), "-")
+        cells["way_back_bit_exact"] = (
+            {True: "bit for bit", False: "not exact"}.get(bool(row["way_back_bit_exact"]), "-")
+            if "way_back_bit_exact" in row
+            else "-"
+        )
     return list(cells.values())
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from .. import modeling_plain_vit as modeling
-from ..configuration_plain_vit import PlainViTConfig
+from ... import modeling_plain_vit as modeling
+from ...configuration_plain_vit import PlainViTConfig
 
 # Attributes of every module, and those that packages set on one without using them in a forward pass.
 BOOKKEEPING = {*vars(nn.Module()), "_is_hf_initialized", "_compiled_call_impl", "_is_torch_compile", "_fast_norm"}

@@ -5,7 +5,7 @@ from typing import Any
 
 from PIL.Image import Resampling
 
-from ..image_processing_plain_vit import PlainViTImageProcessor
+from ...image_processing_plain_vit import PlainViTImageProcessor
 from .infer import pair
 
 INTERPOLATIONS = {  # name in timm and torchvision -> Pillow's number, which transformers stores

@@ -31,9 +31,9 @@ from ..learner import Learner
 from ..loop import Loop, Schedule, folders_of_best
 from ..metrics import Evaluation, metric_text
 from ..optimization import scheduled_rate, settings_of
+from ..run.dry_run import describe_needs, measure_needs
 from ..tasks.classification import ImageTask
 from ..vector_metrics import VectorEvaluation
-from .dry_run import describe_needs, measure_needs
 from .publishing import training_facts
 from .report import environment
 

@@ -1,6 +1,6 @@
 """Write docs/scaling.md: the cost of a training step on many GPUs, counted on models without memory, and its bounds.
 
-python docs/tabulate_scaling.py
+python -m tools.tabulate_scaling
 """
 
 import json
@@ -345,7 +345,8 @@ def _lines(pair: Sequence[Sequence[Kernel]]) -> tuple[Line, ...]:
 @cache
 def activations(name: str, checkpointing: bool = False) -> Linear:
     """Return the `peak_bytes` of any batch."""
-    return Linear.through(*(peak_bytes(name, number * FEW, checkpointing) for number in (2, 3)), FEW)
+    two, three = (peak_bytes(name, number * FEW, checkpointing) for number in (2, 3))
+    return Linear.through(two, three, FEW)
 
 
 @cache
@@ -355,7 +356,7 @@ def groups_of(name: str) -> tuple[tuple[torch.Size, ...], ...]:
         return parameter_groups(model)
 
 
-def parameter_groups(model: nn.Module) -> tuple[tuple[torch.Size, ...], ...]:
+def parameter_groups(model: Any) -> tuple[tuple[torch.Size, ...], ...]:
     """Return the shapes of the parameters that FSDP2 gathers together: those of each block, and all others."""
     blocks = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
     inside = [list(block.parameters()) for block in blocks]
@@ -759,7 +760,7 @@ def kernel_times_table() -> str:
             share = f"{least / one['seconds']:.2f}"
             rows.append([labels[size], machine.name, images, len(model.eager), one["launches"], *times, share])
     heads = ["model", "GPU", "images", "kernels counted", "launches", "bound", "time of the kernels", "bound / time"]
-    return table(heads, sorted(rows, key=lambda row: list(SIZES).index(row[0])))
+    return table(heads, sorted(rows, key=lambda row: list(SIZES).index(str(row[0]))))
 
 
 def share_on_cpus() -> str:
@@ -831,7 +832,7 @@ PAGE = """# Scaling
 
 What a training step computes, moves and sends, and the time that it takes at least on 8, 64 and 512 H100 GPUs.
 **Times, rates and MFU on this page are predicted, not measured**, unless a column says so: none of these runs was
-made here. Counts are of this project's own models: `python docs/tabulate_scaling.py` runs a step of each on tensors
+made here. Counts are of this project's own models: `python -m tools.tabulate_scaling` runs a step of each on tensors
 without memory, records every kernel with its operations and bytes, and writes this page. Tests compare the operations
 with torch's own counter on a real model, the memory with what a real step allocates, and the messages with those of
 real processes.

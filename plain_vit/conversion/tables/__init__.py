@@ -1,0 +1,1 @@
+"""What every source is built from: rows that map names and are read both ways, inference of settings, pixels."""
