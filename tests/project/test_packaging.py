@@ -29,7 +29,7 @@ RELATIVE_LINK = re.compile(r"\]\((?!https?://|#)([^)]*)\)")
 SOURCES = {"open-clip-torch", "timm", "vit-pytorch"}
 # What is imported only where it is there: `plain_vit.inference.adapters` fills tables of peft on request, and one test
 # runs with torchao, which is installed by hand: it slows every start of transformers down.
-WHERE_IT_IS = {"plain_vit/*.py": {"peft"}, "tests/**/*.py": {"torchao"}}
+WHERE_IT_IS = {"plain_vit/inference/*.py": {"peft"}, "tests/**/*.py": {"torchao"}}
 
 
 TINY = {"image_size": (8, 12), "patch_size": 4, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -62,13 +62,15 @@ def imported(path: Path) -> set[str]:
     return {canonicalize_name(installed.get(name, [name])[0]) for name in names - sys.stdlib_module_names - here}
 
 
-@pytest.mark.slow(quick=["plain_vit/conversion/*_runtime.py-extras2"])
+@pytest.mark.slow(quick=["plain_vit/inference/*_runtime.py-extras4"])
 @pytest.mark.parametrize(
     ("pattern", "extras"),
     [
         ("plain_vit/*.py", ()),
         ("plain_vit/conversion/**/*.py", ()),
-        ("plain_vit/conversion/*_runtime.py", ("engines",)),
+        ("plain_vit/system/*.py", ()),
+        ("plain_vit/inference/*.py", ("train",)),
+        ("plain_vit/inference/*_runtime.py", ("engines",)),
         ("plain_vit/files/*.py", ()),
         ("plain_vit/hub/*.py", ()),
         ("plain_vit/training/**/*.py", ("train",)),
