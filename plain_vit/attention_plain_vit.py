@@ -6,31 +6,19 @@ Shapes: `B` batch, `L` tokens, `D` hidden size, `d` head width.
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import distributed, nn
-from torch.nn.modules import module as registry
-from torch.utils.module_tracker import ModuleTracker
+from torch import nn
 from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from .configuration_plain_vit import PlainViTConfig
-from .layers_plain_vit import (
-    NORMS,
-    Dropout,
-    FreshWeights,
-    apply,
-    cast_once,
-    first_tokens,
-    init_as,
-    is_watched,
-    norm_or_identity,
-    norm_or_none,
-)
-from .packed_plain_vit import UNMASKED, ManySizes
-from .positions_plain_vit import Distances, Rotation, relative_position_bias
+from .initialization_plain_vit import FreshWeights, init_as
+from .layers_plain_vit import NORMS, cast_once, dropout_or_none, norm_or_identity, norm_or_none, optional
+from .packed_plain_vit import PLAIN, Places, refuse_unmasked
+from .positions_plain_vit import relative_position_bias
 
 # Kernels
 
@@ -137,99 +125,7 @@ QK_NORMS: dict[str | None, Callable[[PlainViTConfig, int], nn.Module | None]] = 
 }
 
 
-# Projections of query, key and value, joined for a training step
-
-
-class JoinedProjection(NamedTuple):
-    """Weight and bias that project tokens to query, key and value, one after the other, and the rows of each."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    rows: list[int]
-
-
-def join_projections(blocks: Sequence[nn.Module]) -> list[JoinedProjection | None]:
-    """Join query, key and value of each block, so that one product computes them; a block that is not joined gets None.
-
-    The parameters of all blocks are copied, and under autocast cast, at once; their gradients are then ready at once,
-    after all others. Processes exchange gradients during the backward pass: there none is joined here, each attention
-    joins its own, and their gradients are ready with those of its block.
-    """
-    if among_processes() or not any(block.training for block in blocks):
-        return [None] * len(blocks)
-    return join([getattr(block, "attention", None) for block in blocks])
-
-
-def among_processes() -> bool:
-    """Return whether this process is one of several."""
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-
-
-def join(attentions: Sequence[Any]) -> list[JoinedProjection | None]:
-    """Copy and cast, at once, the parameters for query, key and value of each attention that can be joined.
-
-    A product of more rows is as exact, but rounds in another order: in evaluation nothing is joined. Nor is it where
-    the call of a layer is seen or is another, such as with a hook, an adapter, a shard or a quantised weight.
-    """
-    layers = [projections(attention) for attention in attentions]
-    every = [layer for of_one in layers for layer in of_one]
-    parts = [layer.weight for layer in every]
-    if len({(weight.device, weight.dtype, weight.shape[1]) for weight in parts}) != 1:
-        return [None] * len(layers)
-    width, rows = parts[0].shape[1], [[layer.weight.shape[0] for layer in of_one] for of_one in layers]
-    counts = [sum(of_one) for of_one in rows]
-    parts, sizes = [weight.flatten() for weight in parts], [width * count for count in counts]
-    if any(layer.bias is not None for layer in every):
-        parts += [bias_or_zeros(layer) for layer in every]
-        sizes += counts
-    weights_and_biases = cast_once(torch.cat(parts)).split(sizes)
-    weights, biases = weights_and_biases[: len(rows)], weights_and_biases[len(rows) :] or [None] * len(rows)
-    return [
-        JoinedProjection(weight.view(-1, width), bias, of_one) if of_one else None
-        for weight, bias, of_one in zip(weights, biases, rows, strict=True)
-    ]
-
-
-def projections(attention: Any) -> list[nn.Linear]:
-    """Return the layers for query, key and value if one product may take their place in training; else none."""
-    if not isinstance(attention, PlainViTAttention) or not attention.training:
-        return []
-    layers = [attention.q_proj, attention.k_proj, attention.v_proj]
-    return layers if all(map(is_plain, layers)) else []
-
-
-def bias_or_zeros(layer: nn.Linear) -> torch.Tensor:
-    """Return the bias of a layer; some keys have none beside a query that has one."""
-    return layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
-
-
-def is_plain(layer: nn.Module) -> bool:
-    """Return whether a layer is a dense layer with whole weights, without a hook, and with torch's `forward`."""
-    return (
-        type(layer) is nn.Linear
-        and type(layer.weight) in (nn.Parameter, torch.Tensor)
-        and not hooks_of(layer)
-        and "forward" not in vars(layer)
-    )
-
-
-def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
-    """Return all hooks that see the inputs or outputs of a module, or their gradients: its own, and every module's.
-
-    Those of torch's counters of operations only note which module runs.
-    """
-    if not is_watched(module):
-        return []
-    own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    of_all = (
-        *(registry._global_forward_pre_hooks, registry._global_forward_hooks),
-        *(registry._global_backward_pre_hooks, registry._global_backward_hooks),
-    )
-    found = [hook for hooks in (*own, *of_all) if hooks for hook in hooks.values()]
-    return [hook for hook in found if getattr(hook, "__module__", None) != ModuleTracker.__module__]
-
-
-# Attentions: each maps tokens (B, L, D) to the first `num_output_tokens` of them, or all, and the weights on request
+# Attentions: each maps tokens (B, L, D) to those that its places ask for, and the weights on request
 
 
 class Attention(nn.Module):
@@ -241,29 +137,24 @@ class Attention(nn.Module):
         self.scaling = width**-0.5 if config.attention_scale is None else config.attention_scale
         self.attention_dropout = config.attention_probs_dropout_prob
         self.is_causal = False  # read by the kernels
-        joined, shared = math.prod(config.attention_shape), config.key_value_heads_of(layer_idx)
-        self.group_size = config.num_attention_heads // shared
-        self.q_proj = nn.Linear(config.hidden_size, joined, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, joined // self.group_size, bias=config.qkv_bias and config.key_bias)
-        self.v_proj = nn.Linear(config.hidden_size, joined // self.group_size, bias=config.qkv_bias)
+        heads, head_dim = config.attention_shape
+        self.group_size = heads // config.key_value_heads_of(layer_idx)
+        inner, shared = heads * head_dim, heads * head_dim // self.group_size
+        self.q_proj = nn.Linear(config.hidden_size, inner, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, shared, bias=config.qkv_bias and config.key_bias)
+        self.v_proj = nn.Linear(config.hidden_size, shared, bias=config.qkv_bias)
         self.q_norm = QK_NORMS[config.qk_norm](config, width)
         self.k_norm = QK_NORMS[config.qk_norm](config, width)
 
     def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        output_attentions: bool,
-        bias: torch.Tensor | None = None,
-        segments: ManySizes | None = None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None = None,
+        places: Places = PLAIN, output_attentions: bool = False, **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
         """Compute attention with the config's implementation, or the eager one if the weights are requested.
 
         Each head of key and value is that of a group of heads of the query. A bias on the scores has the shape
-        (heads, L, L) or (B, heads, L, L); of the first tokens, only their rows are used. Of images of many sizes,
-        `segments` keeps attention within each, and there is no bias.
+        (heads, L, L) or (B, heads, L, L); only the rows of the queries are used. Images of many sizes attend each to
+        itself, and have no bias.
 
         In evaluation torch's fused kernel is bit-equal to most sources. Training does not need that and uses the
         fastest kernel, unless someone replaced transformers' own "sdpa". The kernels do not accept an empty batch.
@@ -275,15 +166,10 @@ class Attention(nn.Module):
         kwargs |= {"scaling": self.scaling, "dropout": self.attention_dropout if self.training else 0.0}
         if self.group_size > 1:
             key, value = (heads.repeat_interleave(self.group_size, dim=1) for heads in (key, value))
-        if segments is not None:
-            compute = functools.partial(kernel, self)
-            return segments.attend(compute, implementation, query, key, value, **kwargs)
+        if places.images is not None:
+            return places.images.attend(functools.partial(kernel, self), implementation, query, key, value, **kwargs)
         if bias is not None:
-            if any(kind in implementation for kind in UNMASKED):
-                raise ValueError(
-                    f"attention {implementation!r} cannot add a relative position bias to its scores: call "
-                    'set_attn_implementation("sdpa")'
-                )
+            refuse_unmasked(implementation, "add a relative position bias to its scores")
             bias = bias[..., : query.shape[2], :].to(query.dtype)
             bias = bias if bias.ndim == 4 else bias[None]
         return kernel(self, query, key, value, bias, **kwargs)
@@ -299,44 +185,26 @@ class PlainViTAttention(Attention):
         self.relative_position_bias = relative_position_bias(config, shared=False)
         self.norm = norm_or_none(config, config.attention_inner_norm, heads * head_dim)
         self.o_proj = output_projection(config)
-        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.dropout = dropout_or_none(config.hidden_dropout_prob)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_bias: torch.Tensor | None = None,
-        distances: Distances | None = None,
-        rotation: Rotation | None = None,
-        num_output_tokens: int | None = None,
-        output_attentions: bool = False,
-        projection: JoinedProjection | None = None,
-        **kwargs: Any,
+        self, hidden_states: torch.Tensor, bias: torch.Tensor | None = None, places: Places = PLAIN, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        query, key, value = self.project(cast_once(hidden_states), num_output_tokens, projection)
-        query = apply(self.q_norm, query).transpose(1, 2)
-        key = apply(self.k_norm, key).transpose(1, 2)  # B heads L d
-        value = value.transpose(1, 2)
-        if rotation is not None:
-            query, key = rotation.rotate(query), rotation.rotate(key)
+        query, key, value = self.project(hidden_states, places)
+        query = optional(self.q_norm, query).transpose(1, 2)
+        key = optional(self.k_norm, key).transpose(1, 2)  # B heads L d
+        if places.rotation is not None:
+            query, key = places.rotation.rotate(query), places.rotation.rotate(key)
         if self.relative_position_bias is not None:
-            position_bias = self.relative_position_bias(distances, query, self.scaling)
-        attended, weights = self.attend(query, key, value, output_attentions, position_bias, **kwargs)
-        attended = self.o_proj(apply(self.norm, attended.flatten(2)))
-        return self.dropout(attended), weights
+            bias = self.relative_position_bias(places.distances, query, self.scaling)
+        attended, weights = self.attend(query, key, value.transpose(1, 2), bias, places, **kwargs)
+        attended = self.o_proj(optional(self.norm, attended.flatten(2)))
+        return optional(self.dropout, attended), weights
 
-    def project(
-        self, hidden_states: torch.Tensor, num_queries: int | None, joined: JoinedProjection | None
-    ) -> tuple[torch.Tensor, ...]:
-        """Return queries of the first tokens, keys and values, of shape (B, L, heads, d)."""
-        heads = (-1, self.head_dim)
-        if joined is None and self.training and among_processes():
-            (joined,) = join([self])
-        if joined is not None:
-            counts = [rows // self.head_dim for rows in joined.rows]
-            projected = nn.functional.linear(hidden_states, joined.weight, joined.bias).unflatten(-1, heads)
-            query, key, value = projected.split(counts, dim=2)
-            return query if num_queries is None else query[:, :num_queries], key, value
-        query = self.q_proj(first_tokens(hidden_states, num_queries)).unflatten(-1, heads)
+    def project(self, hidden_states: torch.Tensor, places: Places) -> tuple[torch.Tensor, ...]:
+        """Return the queries of the tokens that are computed, and all keys and values, of shape (B, L, heads, d)."""
+        hidden_states, heads = cast_once(hidden_states), (-1, self.head_dim)
+        query = self.q_proj(places.first(hidden_states)).unflatten(-1, heads)
         return query, self.k_proj(hidden_states).unflatten(-1, heads), self.v_proj(hidden_states).unflatten(-1, heads)
 
 
@@ -355,32 +223,24 @@ class PlainViTDifferentialAttention(Attention):
         self.head_norm = nn.RMSNorm(head_dim, eps=1e-5)
         self.norm = norm_or_none(config, config.attention_inner_norm, heads * head_dim)
         self.o_proj = output_projection(config)
-        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.dropout = dropout_or_none(config.hidden_dropout_prob)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_bias: None = None,
-        distances: Distances | None = None,
-        rotation: None = None,
-        num_output_tokens: int | None = None,
-        output_attentions: bool = False,
-        projection: None = None,
-        **kwargs: Any,
+        self, hidden_states: torch.Tensor, bias: None = None, places: Places = PLAIN, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         hidden_states, halves = cast_once(hidden_states), (-1, 2, self.half_dim)
-        querying = first_tokens(hidden_states, num_output_tokens)
-        query = apply(self.q_norm, self.q_proj(querying).unflatten(-1, halves)).transpose(1, 2)
-        key = apply(self.k_norm, self.k_proj(hidden_states).unflatten(-1, halves)).transpose(1, 2)  # B heads L 2 d/2
+        query = self.q_proj(places.first(hidden_states)).unflatten(-1, halves)
+        query = optional(self.q_norm, query).transpose(1, 2)
+        key = optional(self.k_norm, self.k_proj(hidden_states).unflatten(-1, halves)).transpose(1, 2)  # B heads L 2 d/2
         value = self.v_proj(hidden_states).unflatten(-1, (-1, 2 * self.half_dim)).transpose(1, 2)
         share = self.noise_share().type_as(value)
-        attended, weights = self.attend(query[..., 0, :], key[..., 0, :], value, output_attentions, **kwargs)
-        noise, noise_weights = self.attend(query[..., 1, :], key[..., 1, :], value, output_attentions, **kwargs)
+        attended, weights = self.attend(query[..., 0, :], key[..., 0, :], value, None, places, **kwargs)
+        noise, noise_weights = self.attend(query[..., 1, :], key[..., 1, :], value, None, places, **kwargs)
         attended = self.head_norm(attended - share * noise) * (1 - self.lambda_init)
-        attended = self.o_proj(apply(self.norm, attended.flatten(2)))
+        attended = self.o_proj(optional(self.norm, attended.flatten(2)))
         if weights is not None and noise_weights is not None:
             weights = weights - share * noise_weights
-        return self.dropout(attended), weights
+        return optional(self.dropout, attended), weights
 
     def noise_share(self) -> torch.Tensor:
         """Return the learned weight of the second map."""
@@ -405,14 +265,7 @@ class WeighingAttention(PlainViTAttention):
         """Return the weights (B, heads, L, L) for the products of queries and keys."""
 
     def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        output_attentions: bool,
-        bias: torch.Tensor | None = None,
-        segments: ManySizes | None = None,
-        **kwargs: Any,
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute attention with the weights of this class; biases and images of many sizes are refused earlier."""
         weights = self.weigh(torch.matmul(query, key.transpose(2, 3)))

@@ -13,20 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.utils.output_capturing import capture_outputs
 
-from .attention_plain_vit import ATTENTIONS, PlainViTAttention, hooks_of
+from .attention_plain_vit import ATTENTIONS, PlainViTAttention
 from .configuration_plain_vit import PlainViTConfig
-from .layers_plain_vit import (
-    Dropout,
-    FreshWeights,
-    apply,
-    init_as,
-    is_eager,
-    is_watched,
-    layer_scale_or_none,
-    norm_or_identity,
-)
+from .initialization_plain_vit import FreshWeights, init_as
+from .layers_plain_vit import dropout_or_none, is_eager, layer_scale_or_none, norm_or_identity, optional
+from .packed_plain_vit import Places
 
 # Poolers: each maps tokens (B, L, D) to features, and states how many of the first tokens it reads, so that the last
 # block need not compute the others. Of images of many sizes, `valid` (B, L) is false for padding
@@ -231,14 +223,14 @@ class ClassAttentionLayer(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
         self.fc2 = init_as("mlp", nn.Linear(inner, width, bias=config.mlp_bias))
         self.layer_scale2 = layer_scale_or_none(config)
-        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.dropout = dropout_or_none(config.hidden_dropout_prob)
 
     def forward(self, token: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
         tokens = torch.cat((self.layernorm_before(token), patches), dim=1)
-        attended, _ = self.attention(tokens, num_output_tokens=1)
-        token = token + apply(self.layer_scale1, attended)
-        transformed = self.dropout(self.activation(self.fc1(self.layernorm_after(token))))
-        return token + apply(self.layer_scale2, self.dropout(self.fc2(transformed)))
+        attended, _ = self.attention(tokens, places=Places(num_output_tokens=1))
+        token = token + optional(self.layer_scale1, attended)
+        transformed = optional(self.dropout, self.activation(self.fc1(self.layernorm_after(token))))
+        return token + optional(self.layer_scale2, optional(self.dropout, self.fc2(transformed)))
 
 
 class ClassAttentionPooler(Pooler):
@@ -280,11 +272,11 @@ class QueryAttentionPooler(PatchPooler):
         attention, heads = self.attention, (-1, self.attention.head_dim)
         token = self.query.expand(patches.shape[0], -1, -1)
         query = attention.q_proj(self.layernorm_before(token)).unflatten(-1, heads)
-        query = apply(attention.q_norm, query).transpose(1, 2)
-        key = apply(attention.k_norm, attention.k_proj(patches).unflatten(-1, heads)).transpose(1, 2)  # B heads L d
+        query = optional(attention.q_norm, query).transpose(1, 2)
+        key = optional(attention.k_norm, attention.k_proj(patches).unflatten(-1, heads)).transpose(1, 2)  # B heads L d
         value = attention.v_proj(patches).unflatten(-1, heads).transpose(1, 2)
         pooled = fused_attention(query, key, value, valid, attention.scaling)
-        return attention.o_proj(apply(attention.norm, pooled.transpose(1, 2).flatten(2)))[:, 0]
+        return attention.o_proj(optional(attention.norm, pooled.transpose(1, 2).flatten(2)))[:, 0]
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
         """Initialise the query."""
@@ -315,68 +307,6 @@ POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "query_attention": QueryAttentionPooler,
     "none": NoPooler,
 }
-
-
-# Layers of these modules of Python map each token by itself, or leave it to the layers inside them; so do those that
-# the config builds, except for attention, which computes as many tokens as it is asked for
-OF_EACH_TOKEN = (
-    *("plain_vit.", "torch.nn.modules.module", "torch.nn.modules.linear", "torch.nn.modules.normalization"),
-    *("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.container", "torch.nn.utils."),
-    *("torch._dynamo.", "torch.ao.", "torch.distributed.", "torchao.", "accelerate.", "bitsandbytes.", "peft."),
-    *("transformers.activations", "transformers.integrations."),
-)
-METHODS = frozenset(("forward", "attend", "project", "weigh"))  # those of a layer that compute tokens
-
-
-def num_tokens_read(vit: Any) -> int | None:
-    """Return how many of the first tokens of an encoder's last block are read; None for all.
-
-    All are read if someone sees them, or replaced a part of the block, the norm or the pooler by one that may.
-    """
-    read = getattr(vit.pooler, "num_tokens_read", None)
-    if read is None:
-        return None
-    parts = [vit.layernorm, vit.pooler, *list(vit.layers)[-1:]]
-    for part in parts:
-        for inside in part._modules.values():
-            if inside is not None:
-                parts.append(inside)
-    encoders = {vit, vit._modules.get("_orig_mod", vit)}  # two if it is compiled
-    return None if any(may_see_others(module) for module in (*encoders, *parts)) else read
-
-
-def may_see_others(module: nn.Module) -> bool:
-    """Return whether a module, or someone who watches it, may see other tokens than the first ones."""
-    kind = type(module)
-    for place in (kind.__module__, getattr(kind.forward, "__module__", "")):  # a class may have got another `forward`
-        if not place.startswith(OF_EACH_TOKEN) and not place.endswith("_plain_vit"):  # the latter is a folder's
-            return True
-    if not METHODS.isdisjoint(module.__dict__) and is_replaced(module):
-        return True
-    return is_watched(module) and has_user_hooks(module)
-
-
-def is_replaced(module: nn.Module) -> bool:
-    """Return whether a module has a method in place of its type's, other than to move its inputs, or to be compiled."""
-    own = vars(module)
-    if METHODS & own.keys() != {"forward"}:
-        return True
-    forward = own["forward"]
-    if getattr(getattr(forward, "func", None), "__module__", "") == "accelerate.hooks":
-        hooks = getattr(own["_hf_hook"], "hooks", [own["_hf_hook"]])
-        forward = own["_old_forward"] if all(type(hook).__module__ == "accelerate.hooks" for hook in hooks) else None
-    is_its_type_s = getattr(forward, "__func__", None) is type(module).forward
-    return not is_its_type_s and type(module).__module__ != "torch._dynamo.eval_frame"
-
-
-def has_user_hooks(module: nn.Module) -> bool:
-    """Return whether a user's hook sees the inputs or outputs of a module; transformers' own hooks do not count."""
-    return not all(map(is_recorder, hooks_of(module)))
-
-
-def is_recorder(hook: Callable[..., Any]) -> bool:
-    """Return whether a hook is one of transformers, which record hidden states and attention weights."""
-    return getattr(hook, "__module__", None) == capture_outputs.__module__
 
 
 # Classification

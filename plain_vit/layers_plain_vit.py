@@ -11,128 +11,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.modules import module as registry
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_plain_vit import PlainViTConfig
-
-# Initialisation: each table says how its source initialises every kind of tensor; `std` is config.initializer_range
-
-
-def init_as(kind: str, layer: nn.Module) -> nn.Module:
-    """Mark a layer with a kind that a source may initialise differently from "dense"; return the layer."""
-    layer.init_kind = kind  # type: ignore[assignment]
-    return layer
-
-
-def _normal(tensor: torch.Tensor, std: float) -> None:
-    init.trunc_normal_(tensor, std=std)
-
-
-def _normal_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
-    init.trunc_normal_(layer.weight, std=std)
-    _bias(layer, init.zeros_)
-
-
-def _torch_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
-    """Draw weight and bias like torch's `reset_parameters`."""
-    bound = layer.weight[0].numel() ** -0.5
-    init.uniform_(layer.weight, -bound, bound)
-    _bias(layer, lambda bias: init.uniform_(bias, -bound, bound))
-
-
-def _xavier_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
-    init.xavier_uniform_(layer.weight)
-    _bias(layer, init.zeros_)
-
-
-def _xavier_mlp_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
-    init.xavier_uniform_(layer.weight)
-    _bias(layer, lambda bias: init.normal_(bias, std=1e-6))
-
-
-def _lecun_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
-    """Draw a normal truncated at two deviations, then of variance 1 / fan-in (jax.nn.initializers.lecun_normal)."""
-    scale = layer.weight[0].numel() ** -0.5 / 0.87962566103423978
-    init.trunc_normal_(layer.weight, std=scale, a=-2 * scale, b=2 * scale)
-    _bias(layer, init.zeros_)
-
-
-def _zero_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
-    init.zeros_(layer.weight)
-    _bias(layer, init.zeros_)
-
-
-def _bias(layer: nn.Linear | nn.Conv2d, draw: Callable[[torch.Tensor], Any]) -> None:
-    if layer.bias is not None:
-        draw(layer.bias)
-
-
-def _all_kinds(layers: dict[str, Callable], tokens: dict[str, Callable]) -> dict[str, Callable[[Any, float], Any]]:
-    """Return a complete table: kinds of layers default to "dense", kinds of tokens to "tokens"."""
-    kinds = dict.fromkeys(("mlp", "patches", "classifier", "head_mix"), layers["dense"])
-    names = ("cls_token", "distillation_token", "register_tokens", "positions")
-    return {
-        **kinds, "last_gain": lambda norm, std: init.ones_(norm.weight), **layers,
-        **dict.fromkeys(names, tokens["tokens"]), **tokens, "mask_token": lambda token, std: init.zeros_(token),
-    }  # fmt: skip
-
-
-INITIALIZATIONS: dict[str, dict[str, Callable[[Any, float], Any]]] = {
-    "transformers": _all_kinds({"dense": _normal_layer}, {"tokens": _normal}),
-    "timm": _all_kinds(
-        {"dense": lambda layer, std: _normal_layer(layer, 0.02), "patches": _torch_layer},
-        {
-            "tokens": lambda token, std: init.normal_(token, std=1e-6),
-            "distillation_token": lambda token, std: _normal(token, 0.02),
-            "positions": lambda table, std: _normal(table, 0.02),
-        },
-    ),
-    "google": _all_kinds(
-        {
-            "dense": _xavier_layer,
-            "mlp": _xavier_mlp_layer,
-            "patches": _lecun_layer,
-            "classifier": _zero_layer,
-            "last_gain": lambda norm, std: init.zeros_(norm.weight),
-        },
-        {
-            "tokens": lambda token, std: init.normal_(token, std=0.02),
-            "cls_token": lambda token, std: init.zeros_(token),
-        },
-    ),
-    "vit_pytorch": _all_kinds(
-        {"dense": _torch_layer, "head_mix": lambda mix, std: init.normal_(mix.weight)},
-        {"tokens": lambda token, std: init.normal_(token)},
-    ),
-}
-
-
-class FreshWeights:
-    """Weight initialiser of a config: draws each kind of tensor as its source does."""
-
-    def __init__(self, config: PlainViTConfig):
-        self.std = config.initializer_range
-        self.kinds = dict(INITIALIZATIONS[config.initialization])
-        if config.zero_init_classifier:
-            self.kinds["classifier"] = _zero_layer
-
-    def draw(self, kind: str, tensor: Any) -> None:
-        """Draw a tensor of this kind, or the tensors of a layer; None is ignored."""
-        if tensor is not None:
-            self.kinds[kind](tensor, self.std)
-
-    def draw_module(self, module: nn.Module) -> None:
-        """Initialise a module's own tensors: with its `init_own_weights` if it has one, else by the kind of layer."""
-        if hasattr(module, "init_own_weights"):
-            module.init_own_weights(self)  # type: ignore[operator]
-        elif hasattr(module, "init_kind"):
-            self.draw(str(module.init_kind), module)
-        elif isinstance(module, nn.Linear | nn.Conv2d):
-            self.draw("dense", module)
-
+from .initialization_plain_vit import FreshWeights, init_as
+from .packed_plain_vit import PLAIN, Places
 
 # Norms
 
@@ -153,7 +38,7 @@ def norm_or_identity(
     return norms[config.norm_type](config.hidden_size if width is None else width, eps=config.layer_norm_eps)
 
 
-# Layers of a block that do nothing are not called: for one image on a GPU, calls take longer than what they compute
+# Missing layers are None, not identities: for one image on a GPU, calls take longer than what they compute
 
 
 def norm_or_none(config: PlainViTConfig, present: bool, width: int | None = None) -> nn.Module | None:
@@ -161,23 +46,14 @@ def norm_or_none(config: PlainViTConfig, present: bool, width: int | None = None
     return norm_or_identity(config, present, width) if present else None
 
 
-def apply(layer: nn.Module | None, hidden_states: torch.Tensor, *rest: Any) -> torch.Tensor:
+def dropout_or_none(rate: float) -> nn.Module | None:
+    """Return a Dropout, or None if it drops nothing."""
+    return nn.Dropout(rate) if rate else None
+
+
+def optional(layer: nn.Module | None, hidden_states: torch.Tensor, *rest: Any) -> torch.Tensor:
     """Return the output of a layer, or its first input if the config has none."""
     return hidden_states if layer is None else layer(hidden_states, *rest)
-
-
-def is_watched(module: nn.Module) -> bool:
-    """Return whether a module has a hook, or every module has, or a `forward` in place of its type's."""
-    own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
-    return bool(own) or "forward" in module.__dict__ or registry._has_any_global_hook()
-
-
-class Dropout(nn.Dropout):
-    """Dropout that is called only where it drops, or where someone watches."""
-
-    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        drops = self.training and self.p
-        return super().__call__(hidden_states) if drops or is_watched(self) else hidden_states
 
 
 # Residual branches
@@ -200,22 +76,19 @@ class LayerScale(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Drop a residual branch for some images of the batch, in training (Huang et al. 2016).
-
-    Those of many sizes may share a row: `segments`, a `ManySizes` of `packed_plain_vit.py`, says where each is.
-    """
+    """Drop a residual branch for some images of the batch, in training (Huang et al. 2016)."""
 
     def __init__(self, config: PlainViTConfig, layer_idx: int):
         super().__init__()
         self.rate = config.drop_path_rate * layer_idx / max(1, config.num_hidden_layers - 1)
         self.uniform = torch.rand  # a training loop may replace it by numbers for each sample
 
-    def forward(self, hidden_states: torch.Tensor, segments: Any = None) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, places: Places) -> torch.Tensor:
         if not self.training or self.rate == 0:
             return hidden_states
-        images = hidden_states.shape[0] if segments is None else len(segments.grids)
-        keep = self.uniform(images, 1, 1, device=hidden_states.device) >= self.rate
-        keep = keep if segments is None else segments.spread(keep)
+        count = hidden_states.shape[0] if places.images is None else len(places.images.grids)
+        keep = self.uniform(count, 1, 1, device=hidden_states.device) >= self.rate
+        keep = keep if places.images is None else places.images.spread(keep)
         return hidden_states * keep.to(hidden_states.dtype) / (1 - self.rate)
 
     def extra_repr(self) -> str:
@@ -246,12 +119,13 @@ class SwiGLU(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
         self.norm = norm_or_none(config, config.mlp_inner_norm, config.intermediate_size)
         self.fc2 = init_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
-        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.dropout = dropout_or_none(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         hidden_states = cast_once(hidden_states)
         hidden_states = self.activation(self.gate(hidden_states)) * self.fc1(hidden_states)
-        return self.dropout(self.fc2(apply(self.norm, self.dropout(hidden_states))))
+        hidden_states = optional(self.norm, optional(self.dropout, hidden_states))
+        return optional(self.dropout, self.fc2(hidden_states))
 
 
 class PackedSwiGLU(nn.Module):
@@ -263,22 +137,12 @@ class PackedSwiGLU(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
         self.norm = norm_or_none(config, config.mlp_inner_norm, config.intermediate_size)
         self.fc2 = init_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
-        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.dropout = dropout_or_none(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         gate, value = self.fc1(hidden_states).chunk(2, dim=-1)
-        return self.dropout(self.fc2(apply(self.norm, self.dropout(self.activation(gate) * value))))
-
-
-# Blocks: each takes factories of its attention and its MLP, so that every combination works. A block returns the tokens
-# that its attention returns: all, or in the last block only the first few if no others are read
-
-
-def first_tokens(hidden_states: torch.Tensor, count: int | None) -> torch.Tensor:
-    """Return the first tokens, or all if `count` is None."""
-    if count is None or count == hidden_states.shape[1]:
-        return hidden_states
-    return hidden_states[:, :count].contiguous()
+        hidden_states = optional(self.norm, optional(self.dropout, self.activation(gate) * value))
+        return optional(self.dropout, self.fc2(hidden_states))
 
 
 def cast_once(hidden_states: torch.Tensor) -> torch.Tensor:
@@ -299,6 +163,10 @@ def is_eager() -> bool:
     )
 
 
+# Blocks: each takes factories of its attention and its MLP, so that every combination works. A block returns the tokens
+# that its places ask for: all, or only the first few
+
+
 class PostNormLayer(GradientCheckpointingLayer):
     """Block with its norms at the end of the residual branches instead of at the beginning."""
 
@@ -311,17 +179,13 @@ class PostNormLayer(GradientCheckpointingLayer):
         self.drop_path = stochastic_depth_or_none(config, layer_idx)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_bias: torch.Tensor | None = None,
-        segments: Any = None,
-        **kwargs: Any,
+        self, hidden_states: torch.Tensor, bias: torch.Tensor | None = None, places: Places = PLAIN, **kwargs: Any
     ) -> torch.Tensor:
-        attended, _ = self.attention(hidden_states, position_bias=position_bias, segments=segments, **kwargs)
-        attended = apply(self.drop_path, self.layernorm_before(attended), segments)
-        hidden_states = first_tokens(hidden_states, attended.shape[1]) + attended
+        attended, _ = self.attention(hidden_states, bias, places, **kwargs)
+        attended = optional(self.drop_path, self.layernorm_before(attended), places)
+        hidden_states = places.first(hidden_states) + attended
         transformed = self.layernorm_after(self.mlp(hidden_states))
-        return hidden_states + apply(self.drop_path, transformed, segments)
+        return hidden_states + optional(self.drop_path, transformed, places)
 
 
 class ParallelLayer(GradientCheckpointingLayer):
@@ -336,17 +200,12 @@ class ParallelLayer(GradientCheckpointingLayer):
         self.drop_path = stochastic_depth_or_none(config, layer_idx)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_bias: torch.Tensor | None = None,
-        segments: Any = None,
-        **kwargs: Any,
+        self, hidden_states: torch.Tensor, bias: torch.Tensor | None = None, places: Places = PLAIN, **kwargs: Any
     ) -> torch.Tensor:
         normed = self.layernorm_before(hidden_states)
-        attended, _ = self.attention(normed, position_bias=position_bias, segments=segments, **kwargs)
-        transformed = self.mlp(first_tokens(normed, attended.shape[1]))
-        hidden_states = first_tokens(hidden_states, attended.shape[1])
-        return hidden_states + apply(self.drop_path, apply(self.layer_scale1, attended + transformed), segments)
+        attended, _ = self.attention(normed, bias, places, **kwargs)
+        both = optional(self.layer_scale1, attended + self.mlp(places.first(normed)))
+        return places.first(hidden_states) + optional(self.drop_path, both, places)
 
 
 class AttentionBranch(nn.Module):
@@ -360,15 +219,10 @@ class AttentionBranch(nn.Module):
         self.drop_path = stochastic_depth_or_none(config, layer_idx)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_bias: torch.Tensor | None = None,
-        segments: Any = None,
-        **kwargs: Any,
+        self, hidden_states: torch.Tensor, bias: torch.Tensor | None, places: Places, **kwargs: Any
     ) -> torch.Tensor:
-        normed = self.layernorm(hidden_states)
-        attended, _ = self.attention(normed, position_bias=position_bias, segments=segments, **kwargs)
-        return apply(self.drop_path, apply(self.layer_scale, attended), segments)
+        attended, _ = self.attention(self.layernorm(hidden_states), bias, places, **kwargs)
+        return optional(self.drop_path, optional(self.layer_scale, attended), places)
 
 
 class MLPBranch(nn.Module):
@@ -381,9 +235,9 @@ class MLPBranch(nn.Module):
         self.layer_scale = layer_scale_or_none(config)
         self.drop_path = stochastic_depth_or_none(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor, segments: Any = None) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, places: Places) -> torch.Tensor:
         transformed = self.mlp(self.layernorm(hidden_states))
-        return apply(self.drop_path, apply(self.layer_scale, transformed), segments)
+        return optional(self.drop_path, optional(self.layer_scale, transformed), places)
 
 
 class BranchesLayer(GradientCheckpointingLayer):
@@ -396,15 +250,11 @@ class BranchesLayer(GradientCheckpointingLayer):
         self.mlp_branches = nn.ModuleList([MLPBranch(config, layer_idx, mlp) for _ in branches])
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_bias: torch.Tensor | None = None,
-        segments: Any = None,
-        **kwargs: Any,
+        self, hidden_states: torch.Tensor, bias: torch.Tensor | None = None, places: Places = PLAIN, **kwargs: Any
     ) -> torch.Tensor:
-        branches = [branch(hidden_states, position_bias, segments, **kwargs) for branch in self.attention_branches]
-        hidden_states = first_tokens(hidden_states, branches[0].shape[1]) + torch.stack(branches).sum(dim=0)
-        return hidden_states + torch.stack([branch(hidden_states, segments) for branch in self.mlp_branches]).sum(dim=0)
+        branches = [branch(hidden_states, bias, places, **kwargs) for branch in self.attention_branches]
+        hidden_states = places.first(hidden_states) + torch.stack(branches).sum(dim=0)
+        return hidden_states + torch.stack([branch(hidden_states, places) for branch in self.mlp_branches]).sum(dim=0)
 
 
 # Patch embeddings

@@ -10,7 +10,7 @@ Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,21 +31,13 @@ from transformers.utils import CONFIG_NAME, cached_file
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention_plain_vit import ATTENTIONS, Attention, join_projections
+from .attention_plain_vit import ATTENTIONS, Attention
 from .configuration_plain_vit import AUTO_MAP, PlainViTConfig, TravellingCode
-from .heads_plain_vit import (
-    PATCH_PREDICTORS,
-    POOLERS,
-    classifier,
-    image_classification_loss,
-    num_tokens_read,
-    representation,
-)
+from .heads_plain_vit import PATCH_PREDICTORS, POOLERS, classifier, image_classification_loss, representation
+from .initialization_plain_vit import FreshWeights, init_as
 from .layers_plain_vit import (
     PATCH_NORMS,
     BranchesLayer,
-    Dropout,
-    FreshWeights,
     LinearPatchEmbeddings,
     PackedSwiGLU,
     ParallelLayer,
@@ -54,15 +46,14 @@ from .layers_plain_vit import (
     ResNetPatchEmbeddings,
     ShiftedPatchEmbeddings,
     SwiGLU,
-    apply,
-    first_tokens,
-    init_as,
+    dropout_or_none,
     layer_scale_or_none,
     norm_or_identity,
     norm_or_none,
+    optional,
     stochastic_depth_or_none,
 )
-from .packed_plain_vit import ManySizes, OneSize, Tokens, as_weights, refuse_masks, tokens_of
+from .packed_plain_vit import PLAIN, OneSize, Places, Tokens, as_weights, refuse_masks, tokens_of
 from .positions_plain_vit import (
     ROTARY_EMBEDDINGS,
     FactorizedPositionEmbedding,
@@ -160,7 +151,7 @@ class PlainViTEmbeddings(nn.Module):
         self.mask_token = tokens(int(config.use_mask_token))
         self.position_embeddings = POSITION_EMBEDDINGS[config.position_embedding_type](config)
         embedding_dropout = config.embedding_dropout_prob
-        self.dropout = Dropout(config.hidden_dropout_prob if embedding_dropout is None else embedding_dropout)
+        self.dropout = dropout_or_none(config.hidden_dropout_prob if embedding_dropout is None else embedding_dropout)
         self.norm = norm_or_identity(config, config.embedding_norm)
 
     def forward(
@@ -185,7 +176,7 @@ class PlainViTEmbeddings(nn.Module):
         if self.register_tokens_last and self.register_tokens is not None:
             last = self.register_tokens.expand(patches.shape[0], -1, -1)
             hidden_states = torch.cat((hidden_states, last), dim=1)
-        return self.norm(self.dropout(hidden_states))
+        return self.norm(optional(self.dropout, hidden_states))
 
     def mask(self, patches: torch.Tensor, bool_masked_pos: torch.Tensor, tokens: Tokens) -> torch.Tensor:
         """Replace the masked patches, given as (B, N) or (B, h, w), by the mask token."""
@@ -228,11 +219,12 @@ class PlainViTMLP(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
         self.norm = norm_or_none(config, config.mlp_inner_norm, config.intermediate_size)
         self.fc2 = init_as("mlp", nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias))
-        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.dropout = dropout_or_none(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.dropout(self.activation(self.fc1(hidden_states)))
-        return self.dropout(self.fc2(apply(self.norm, hidden_states)))
+        hidden_states = optional(self.dropout, self.activation(self.fc1(hidden_states)))
+        hidden_states = self.fc2(optional(self.norm, hidden_states))
+        return optional(self.dropout, hidden_states)
 
 
 # Block: z' = attention(norm(z)) + z, then z = mlp(norm(z')) + z' (equations 2 and 3)
@@ -252,18 +244,13 @@ class PlainViTLayer(GradientCheckpointingLayer):
         self.drop_path = stochastic_depth_or_none(config, layer_idx)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_bias: torch.Tensor | None = None,
-        segments: ManySizes | None = None,
-        **kwargs: Any,
+        self, hidden_states: torch.Tensor, bias: torch.Tensor | None = None, places: Places = PLAIN, **kwargs: Any
     ) -> torch.Tensor:
-        normed = self.layernorm_before(hidden_states)
-        attended, _ = self.attention(normed, position_bias=position_bias, segments=segments, **kwargs)
-        attended = apply(self.drop_path, apply(self.layer_scale1, attended), segments)
-        hidden_states = first_tokens(hidden_states, attended.shape[1]) + attended
+        attended, _ = self.attention(self.layernorm_before(hidden_states), bias, places, **kwargs)
+        attended = optional(self.drop_path, optional(self.layer_scale1, attended), places)
+        hidden_states = places.first(hidden_states) + attended
         transformed = self.mlp(self.layernorm_after(hidden_states))
-        return hidden_states + apply(self.drop_path, apply(self.layer_scale2, transformed), segments)
+        return hidden_states + optional(self.drop_path, optional(self.layer_scale2, transformed), places)
 
 
 MLPS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
@@ -414,7 +401,63 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
             stale.unlink(missing_ok=True)
 
 
-class PlainViTModel(PlainViTPreTrainedModel):
+class PlainViTEncoder(PlainViTPreTrainedModel):
+    """Embeddings and blocks, which the models have in common.
+
+    Attributes:
+        num_output_tokens: How many of the first tokens the last block computes; None for all. Whoever reads no others
+            may set it: see `plain_vit.training.fast_steps`.
+    """
+
+    num_output_tokens: int | None = None
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config)
+        self.embeddings = PlainViTEmbeddings(config)
+        self.patch_dropout = PatchDropout(config)
+        self.rotary_embedding = ROTARY_EMBEDDINGS[config.rotary_embedding_type](config)
+        self.relative_position_bias = relative_position_bias(config, shared=True)
+        self.layers = nn.ModuleList([build_layer(config, i) for i in range(config.num_hidden_layers)])
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the patch embeddings."""
+        return self.embeddings.patch_embeddings
+
+    def encode(
+        self,
+        pixel_values: torch.Tensor,
+        tokens: Tokens,
+        bool_masked_pos: torch.Tensor | None = None,
+        stages: Container[int] = (),
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the tokens (B, L, D) after the last block, and those after some stages: 0 is the embeddings."""
+        kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
+        hidden_states = self.embeddings(pixel_values, bool_masked_pos, tokens)
+        kept = self.patch_dropout(hidden_states)
+        if kept is not None:
+            hidden_states = hidden_states.take_along_dim(kept.unsqueeze(-1), dim=1)
+        places = self.places(tokens, pixel_values, kept)
+        bias = None
+        if self.relative_position_bias is not None and places:
+            bias = self.relative_position_bias(places[0].distances)
+        chosen = [hidden_states] if 0 in stages else []
+        for number, (layer, place) in enumerate(zip(self.layers, places, strict=True), start=1):
+            hidden_states = layer(hidden_states, bias, place, **kwargs)
+            if number in stages:
+                chosen.append(hidden_states)
+        return hidden_states, chosen
+
+    def places(self, tokens: Tokens, like: torch.Tensor, kept: torch.Tensor | None) -> list[Places]:
+        """Return what each block needs to know about the places of its tokens."""
+        shared = Places(distances=tokens.distances(self.config, like.device), images=tokens.images)
+        rotations = tokens.rotations(self.rotary_embedding, like, kept)
+        places = [shared._replace(rotation=rotation) for rotation in rotations]
+        last = tokens.num_readable(self.num_output_tokens)
+        return [*places[:-1], *(place._replace(num_output_tokens=last) for place in places[-1:])]
+
+
+class PlainViTModel(PlainViTEncoder):
     """The plain Vision Transformer without a classifier.
 
     Without `add_pooling_layer` it has no pooler and returns no `pooler_output`.
@@ -422,18 +465,13 @@ class PlainViTModel(PlainViTPreTrainedModel):
     Outputs: `last_hidden_state` of shape (B, L, D), after the final norm if it precedes the pooling; `pooler_output` of
     shape (B, D), (B, 2 D) for pooling "cls_mean", (B, representation_size), or (B, L, D) for pooling "none".
     The tokens are ordered class, distillation, registers, patches in raster order (registers last with
-    `register_tokens_last`). Of packed images of many sizes, all tokens are in one row: B is 1, but for `pooler_output`.
+    `register_tokens_last`). Packed images of many sizes have all tokens in one row: B is 1, except in `pooler_output`.
     """
 
     _auto_class = "AutoModel"
 
     def __init__(self, config: PlainViTConfig, add_pooling_layer: bool = True):
         super().__init__(config)
-        self.embeddings = PlainViTEmbeddings(config)
-        self.patch_dropout = PatchDropout(config)
-        self.rotary_embedding = ROTARY_EMBEDDINGS[config.rotary_embedding_type](config)
-        self.relative_position_bias = relative_position_bias(config, shared=True)
-        self.layers = nn.ModuleList([build_layer(config, i) for i in range(config.num_hidden_layers)])
         self.layernorm = norm_or_identity(config, config.final_norm in ("before_pooling", "both"))
         if add_pooling_layer:
             self.pooler = POOLERS[config.pooling](config)
@@ -442,17 +480,12 @@ class PlainViTModel(PlainViTPreTrainedModel):
         self.add_pooling_layer = add_pooling_layer
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the patch embeddings."""
-        return self.embeddings.patch_embeddings
-
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
         self,
         pixel_values: torch.Tensor,
         bool_masked_pos: torch.Tensor | None = None,
-        num_output_tokens: int | None = None,
         pixel_attention_mask: torch.Tensor | None = None,
         spatial_shapes: torch.Tensor | None = None,
         **kwargs: Any,
@@ -463,8 +496,6 @@ class PlainViTModel(PlainViTPreTrainedModel):
             pixel_values: Normalised pixels of shape (B, C, H, W); the patch size must divide H and W. Or, with
                 `spatial_shapes`, the flattened patches of images of many sizes, (B, N, P) or (N, P).
             bool_masked_pos: True for masked patches, of shape (B, N) or (B, h, w).
-            num_output_tokens: Return only the first tokens, and compute no others in the last block (default: all).
-                For a pooling that reads no others.
             pixel_attention_mask: 0 for padded patches, of shape (B, N); `spatial_shapes` says as much.
             spatial_shapes: Patch grid of each image, of shape (images, 2).
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
@@ -474,23 +505,9 @@ class PlainViTModel(PlainViTPreTrainedModel):
             ValueError: The pixels or the mask do not fit the model.
         """
         refuse_masks(kwargs)
-        kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         pixel_values = as_weights(pixel_values, self)
         tokens = tokens_of(self.config, pixel_values, pixel_attention_mask, spatial_shapes)
-        hidden_states = self.embeddings(pixel_values, bool_masked_pos, tokens)
-        kept = self.patch_dropout(hidden_states)
-        if kept is not None:
-            hidden_states = hidden_states.take_along_dim(kept.unsqueeze(-1), dim=1)
-        rotations = tokens.rotations(self.rotary_embedding, pixel_values, kept)
-        kwargs["distances"] = distances = tokens.distances(self.config, pixel_values.device)
-        kwargs["segments"] = tokens.segments
-        bias = None if self.relative_position_bias is None else self.relative_position_bias(distances)
-        layers = list(self.layers)
-        of_layers = zip(layers, rotations, join_projections(layers), strict=True)
-        for number, (layer, rotation, projection) in enumerate(of_layers, start=1):
-            if number == len(layers):
-                kwargs["num_output_tokens"] = tokens.num_readable(num_output_tokens)
-            hidden_states = layer(hidden_states, bias, rotation=rotation, projection=projection, **kwargs)
+        hidden_states, _ = self.encode(pixel_values, tokens, bool_masked_pos, **kwargs)
         hidden_states = self.layernorm(hidden_states)
         pooled = None
         if self.add_pooling_layer:
@@ -510,7 +527,7 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.vit = PlainViTModel(config)
-        self.dropout = Dropout(config.classifier_dropout_prob)
+        self.dropout = dropout_or_none(config.classifier_dropout_prob)
         self.classifier = classifier(config)
         self.distillation_classifier = classifier(config) if config.use_distillation_token else None
         self.loss_function = image_classification_loss
@@ -543,31 +560,15 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
                 would synchronise).
         """
         shapes = {"pixel_attention_mask": pixel_attention_mask, "spatial_shapes": spatial_shapes}
-        read = self.num_output_tokens(**kwargs)
-        outputs = self.vit(pixel_values, num_output_tokens=read, return_dict=True, **shapes, **kwargs)
-        logits = self.classifier(self.dropout(outputs.pooler_output))
+        outputs = self.vit(pixel_values, return_dict=True, **shapes, **kwargs)
+        logits = self.classifier(optional(self.dropout, outputs.pooler_output))
         if self.distillation_classifier is not None:
-            distilled = self.distillation_classifier(self.dropout(outputs.last_hidden_state[:, 1]))
+            distilled = self.distillation_classifier(optional(self.dropout, outputs.last_hidden_state[:, 1]))
             logits = (logits + distilled) / 2
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
         return ImageClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the logits must be bit-equal to a source: in evaluation."""
-        return not self.training
-
-    def num_output_tokens(self, **kwargs: Any) -> int | None:
-        """Return how many of the first tokens the last block must compute for the logits; None for all.
-
-        All are computed if they are part of the output, or to be bit-equal to a source that computes all.
-        """
-        outputs = ("output_hidden_states", "output_attentions")
-        if self.is_exact or any(kwargs.get(name) or getattr(self.config, name) for name in outputs):
-            return None
-        return num_tokens_read(self.vit)
 
 
 @dataclass
@@ -638,7 +639,7 @@ class PlainViTForMaskedImageModeling(PlainViTPreTrainedModel):
         )
 
 
-class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):
+class PlainViTBackbone(BackboneMixin, PlainViTEncoder):
     """The plain Vision Transformer as a backbone for detection, segmentation and depth models.
 
     Stages are the embeddings ("stem") and each block ("stage1", ...); `config.out_features` selects some. The final
@@ -652,18 +653,10 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):
         if config.patch_dropout_prob:
             raise ValueError("a backbone returns whole feature maps: set patch_dropout_prob=0")
         super().__init__(config)
-        self.embeddings = PlainViTEmbeddings(config)
-        self.rotary_embedding = ROTARY_EMBEDDINGS[config.rotary_embedding_type](config)
-        self.relative_position_bias = relative_position_bias(config, shared=True)
-        self.layers = nn.ModuleList([build_layer(config, i) for i in range(config.num_hidden_layers)])
         normed = config.apply_layernorm and config.final_norm in ("before_pooling", "both")
         self.layernorm = norm_or_identity(config, normed)
         self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the patch embeddings."""
-        return self.embeddings.patch_embeddings
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
@@ -682,16 +675,10 @@ class PlainViTBackbone(BackboneMixin, PlainViTPreTrainedModel):
             ValueError: The pixels do not fit the model.
         """
         refuse_masks(kwargs)
-        kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         pixel_values = as_weights(pixel_values, self)
         tokens = tokens_of(self.config, pixel_values)
-        stages = [self.embeddings(pixel_values, tokens=tokens)]
-        rotations = tokens.rotations(self.rotary_embedding, pixel_values, None)
-        kwargs["distances"] = distances = tokens.distances(self.config, pixel_values.device)
-        bias = None if self.relative_position_bias is None else self.relative_position_bias(distances)
-        for layer, rotation, joined in zip(self.layers, rotations, join_projections(list(self.layers)), strict=True):
-            stages.append(layer(stages[-1], bias, rotation=rotation, projection=joined, **kwargs))
-        features = [self.layernorm(stages[index]) for index in self.out_indices]
+        _, stages = self.encode(pixel_values, tokens, stages=self.out_indices, **kwargs)
+        features = [self.layernorm(hidden_states) for hidden_states in stages]
         if self.config.reshape_hidden_states:
             features = [self.tokens_to_map(tokens, *pixel_values.shape[-2:]) for tokens in features]
         return BackboneOutput(feature_maps=tuple(features))

@@ -14,7 +14,7 @@ Shapes: `B` batch, `N` patches, `P` values of a patch, `L` tokens, `D` hidden si
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from .configuration_plain_vit import PlainViTConfig
 from .positions_plain_vit import Distances, Rotation, distances_of
 
 Grid = tuple[int, int]
-PER_GRID = Callable[[Grid, torch.Tensor], torch.Tensor]
+GridFunction = Callable[[Grid, torch.Tensor], torch.Tensor]
 
 # What selects tokens in some model of this package or of transformers
 MASKS = ("attention_mask", "head_mask", "bool_masked_pos", "pixel_attention_mask", "spatial_shapes")
@@ -32,17 +32,42 @@ MASKS = ("attention_mask", "head_mask", "bool_masked_pos", "pixel_attention_mask
 UNMASKED = ("flash", "flex", "paged")
 
 
+class Places(NamedTuple):
+    """What a block needs to know about the places of its tokens.
+
+    Args:
+        rotation: Rotation of queries and keys; None for none.
+        distances: Distances of all pairs of tokens, for a bias of each block; None if no bias depends on them.
+        images: What keeps attention and stochastic depth within an image; None if each row is an image.
+        num_output_tokens: How many of the first tokens of a row the block computes; None for all.
+    """
+
+    rotation: Rotation | None = None
+    distances: Distances | None = None
+    images: "ManySizes | None" = None
+    num_output_tokens: int | None = None
+
+    def first(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Return those of the tokens (B, L, D) that the block computes."""
+        if self.num_output_tokens is None:
+            return hidden_states
+        return hidden_states[:, : self.num_output_tokens].contiguous()
+
+
+PLAIN = Places()  # one image per row, and nothing that depends on places
+
+
 class Tokens(ABC):
     """Where the tokens of each image are in a batch.
 
     Attributes:
-        segments: What keeps attention and stochastic depth within an image; None if each row is an image.
+        images: This, if images have many sizes; None if each row is an image of the same size.
     """
 
-    segments: "ManySizes | None" = None
+    images: "ManySizes | None" = None
 
     @abstractmethod
-    def lay_out(self, table_of: PER_GRID, like: torch.Tensor) -> torch.Tensor:
+    def lay_out(self, table_of: GridFunction, like: torch.Tensor) -> torch.Tensor:
         """Return what a function of the grid computes for the tokens of each image, to be added to the batch."""
 
     @abstractmethod
@@ -74,7 +99,7 @@ class OneSize(Tokens):
     def __init__(self, grid_size: Grid):
         self.grid_size = grid_size
 
-    def lay_out(self, table_of: PER_GRID, like: torch.Tensor) -> torch.Tensor:
+    def lay_out(self, table_of: GridFunction, like: torch.Tensor) -> torch.Tensor:
         return table_of(self.grid_size, like)
 
     def join(self, prefix: Sequence[torch.Tensor], patches: torch.Tensor) -> torch.Tensor:
@@ -104,7 +129,7 @@ class ManySizes(Tokens):
         self.grids = list(grids)
         self.lengths = [num_prefix_tokens + h * w for h, w in self.grids]
         self.num_prefix_tokens = num_prefix_tokens
-        self.segments = self
+        self.images = self
 
     @abstractmethod
     def arrange(self, of_images: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -130,7 +155,7 @@ class ManySizes(Tokens):
     def spread(self, of_images: torch.Tensor) -> torch.Tensor:
         """Return values (images, 1, 1) for the tokens of the images, to be multiplied with the batch."""
 
-    def lay_out(self, table_of: PER_GRID, like: torch.Tensor) -> torch.Tensor:
+    def lay_out(self, table_of: GridFunction, like: torch.Tensor) -> torch.Tensor:
         tables = {grid: table_of(grid, like) for grid in dict.fromkeys(self.grids)}
         return self.arrange([tables[grid] for grid in self.grids])
 
@@ -196,11 +221,8 @@ class Padded(ManySizes):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
         if self.valid is None:
             return kernel(query, key, value, None, **options)
-        if any(kind in implementation for kind in UNMASKED):
-            raise ValueError(
-                f'attention {implementation!r} cannot leave out padding: call set_attn_implementation("sdpa"), or pack '
-                "the patches of all images one after the other: pixel_values of shape (patches, values)"
-            )
+        packing = ", or pack the patches of all images one after the other: pixel_values of shape (patches, values)"
+        refuse_unmasked(implementation, "leave out padding", packing)
         mask = torch.zeros(self.valid.shape, dtype=query.dtype, device=query.device)
         mask = mask.masked_fill(~self.valid, torch.finfo(query.dtype).min)[:, None, None]  # B 1 1 L
         return kernel(query, key, value, mask, **options)
@@ -283,6 +305,13 @@ def refuse_masks(options: dict[str, Any]) -> None:
                 f"{name} is not None: expected none here, as every token of an image is attended to; omit it. Patches "
                 "are masked by bool_masked_pos, and padding by spatial_shapes, of models that take these"
             )
+
+
+def refuse_unmasked(implementation: str, purpose: str, otherwise: str = "") -> None:
+    """Refuse a kernel that takes no mask for each pair of tokens."""
+    if any(kind in implementation for kind in UNMASKED):
+        advice = f'call set_attn_implementation("sdpa"){otherwise}'
+        raise ValueError(f"attention {implementation!r} cannot {purpose}: {advice}")
 
 
 def tokens_of(
@@ -391,4 +420,6 @@ def _check_model(config: PlainViTConfig) -> None:
         )
 
 
-__all__ = ["ManySizes", "OneSize", "Packed", "Padded", "Tokens", "as_weights", "refuse_masks", "tokens_of"]
+__all__ = [
+    "PLAIN", "ManySizes", "OneSize", "Packed", "Padded", "Places", "Tokens", "as_weights", "refuse_masks", "tokens_of",
+]  # fmt: skip

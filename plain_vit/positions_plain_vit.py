@@ -14,7 +14,7 @@ from torch import nn
 from transformers import initialization as init
 
 from .configuration_plain_vit import PlainViTConfig
-from .layers_plain_vit import FreshWeights
+from .initialization_plain_vit import FreshWeights
 
 # Added to the tokens
 

@@ -28,7 +28,6 @@ from ..errors import DataError, OutputExistsError, TrainingError
 from ..files.images import UNREADABLE, decoding
 from ..files.other_files import is_exported
 from ..files.staging import is_vacant, staged_file
-from ..heads_plain_vit import num_tokens_read
 from ..modeling_plain_vit import PlainViTForImageClassification
 from ..scores import REGRESSION, scores
 from ..system.extras import needs
@@ -469,9 +468,8 @@ def features_of(
     if kind != "pooled" and "spatial_shapes" in inputs:
         raise TrainingError("Of images of many sizes only pooled features can be extracted: give --feature pooled.")
     inputs = {name: values.to(model.dtype) if name == "pixel_values" else values for name, values in inputs.items()}
-    outputs = model(
-        **inputs, num_output_tokens=num_tokens_needed(model, kind, layers), output_hidden_states=bool(layers)
-    )
+    model.num_output_tokens = num_tokens_needed(model, kind, layers)
+    outputs = model(**inputs, output_hidden_states=bool(layers))
     if kind == "pooled":
         return {"feature": outputs.pooler_output}
     tokens = {f"feature_{layer}": outputs.hidden_states[layer] for layer in layers}
@@ -486,7 +484,7 @@ def num_tokens_needed(model: Any, kind: str, layers: Sequence[int]) -> int | Non
     """Return how many of the first tokens the last block must compute; None for all, as a graph in an engine does."""
     if layers or isinstance(model, EngineModel):
         return None
-    return {"pooled": num_tokens_read(model), "cls": 1}.get(kind)
+    return {"pooled": model.pooler.num_tokens_read, "cls": 1}.get(kind)
 
 
 def _gather(model: Any, states: torch.Tensor, size: tuple[int, int], kind: str) -> torch.Tensor:

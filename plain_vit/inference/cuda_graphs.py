@@ -2,19 +2,19 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 from transformers.utils import logging
 
-from ..attention_plain_vit import hooks_of
-from ..layers_plain_vit import is_eager, is_watched
+from ..layers_plain_vit import is_eager
+from .hooks import has_hooks, hooks_of
 
 logger = logging.get_logger(__name__)
 
-MOST = 4  # graphs of a model, each for images of one shape; their memory is shared, but not that of their outputs
+MAX_GRAPHS = 4  # graphs of a model, each for images of one shape; their memory is shared, but not that of their outputs
 WARM_UP = 3  # passes before one is recorded, in which libraries choose their kernels
 
 
@@ -46,7 +46,7 @@ class CudaGraphs:
     def __reduce__(self) -> tuple[Any, ...]:
         return CudaGraphs, ()
 
-    def fit(self, model: Any, pixel_values: object) -> bool:
+    def can_replay(self, model: Any, pixel_values: object) -> bool:
         """Return whether the pass of these pixels is the same whenever Python runs it, and may be recorded."""
         return (
             is_unseen()
@@ -55,17 +55,17 @@ class CudaGraphs:
             and pixel_values.device == model.device
             and pixel_values.numel() > 0
             and not torch.cuda.is_current_stream_capturing()
-            and self.know(model)
+            and self.is_unchanged(model)
         )
 
-    def know(self, model: nn.Module) -> bool:
+    def is_unchanged(self, model: nn.Module) -> bool:
         """Return whether a model has the modules of the first pass, each without a hook and with its type's `forward`.
 
         A recording would leave out what another module, such as an adapter, computes.
         """
         modules = list(model.modules())
         self.modules = self.modules or modules
-        watched = filter(is_watched, modules)
+        watched = filter(has_hooks, modules)
         return modules == self.modules and not any(hooks_of(module) or "forward" in vars(module) for module in watched)
 
     def __call__(self, model: nn.Module, compute: Callable[[torch.Tensor], Any], pixel_values: torch.Tensor) -> Any:
@@ -74,11 +74,12 @@ class CudaGraphs:
         Args:
             model: Model of the pass.
             compute: Runs it.
-            pixel_values: Pixels that `fit`.
+            pixel_values: Pixels that it `can_replay`.
         """
-        key = (pixel_values.shape, pixel_values.dtype, model.config._attn_implementation)  # type: ignore[union-attr]
+        config, encoder = cast(Any, model.config), cast(Any, model.base_model)
+        key = (pixel_values.shape, pixel_values.dtype, config._attn_implementation, encoder.num_output_tokens)
         with self.lock, torch.cuda.device(pixel_values.device), torch.inference_mode(False), torch.no_grad():
-            if key not in self.recorded and len(self.recorded) == MOST:
+            if key not in self.recorded and len(self.recorded) == MAX_GRAPHS:
                 return compute(pixel_values)
             stream = torch.cuda.current_stream()
             if self.done is not None:

@@ -24,9 +24,7 @@ from ..image_processing_plain_vit import PlainViTImageProcessor
 from ..modeling_plain_vit import PlainViTForImageClassification, PlainViTModel
 from .engine_checks import Run
 from .engines import ENGINES, MODEL, to_engine
-from .prepared import Prepared
-
-RECORDED = ("output_attentions", "output_hidden_states")
+from .prepared import RECORDED, Prepared
 
 
 class EngineModel(Prepared):

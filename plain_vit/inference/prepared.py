@@ -10,15 +10,15 @@ from torch import nn
 from transformers.initialization import no_init_weights
 
 from .. import modeling_plain_vit as modeling
-from ..attention_plain_vit import JoinedProjection, PlainViTAttention, bias_or_zeros, is_plain
+from ..attention_plain_vit import PlainViTAttention
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import PreparedModelError, listed
-from ..heads_plain_vit import has_user_hooks, is_recorder
-from ..layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer, apply
+from ..layers_plain_vit import AttentionBranch, LayerScale, MLPBranch, ParallelLayer
 from ..modeling_plain_vit import PlainViTLayer, PlainViTMLP, PlainViTPreTrainedModel
-from ..positions_plain_vit import Distances, Rotation
+from ..packed_plain_vit import Places
 from ..system.environment import has_products
 from .cuda_graphs import CudaGraphs
+from .hooks import has_user_hooks, hooks_of, is_recorder
 
 Model = TypeVar("Model", bound=PlainViTPreTrainedModel)
 
@@ -49,12 +49,14 @@ def simplified(model: Any, dtype: torch.dtype | None) -> tuple[Any, set[nn.Modul
     expected.__class__ = type(simple)
     as_built = modules_as_built(simple, expected)
     is_as_built = as_built.issuperset(simple.modules())
-    is_exact = not as_built.issuperset(modules_before_head(simple))
+    may_skip = isinstance(simple, modeling.PlainViTForImageClassification)
+    may_skip = may_skip and as_built.issuperset(modules_before_head(simple))
     fold_gains(as_built)
     simple.to(dtype or simple.dtype)
     join_projections(simple, as_built)
     simple.__class__ = kind
-    simple.is_as_built, simple.is_exact = is_as_built, is_exact
+    simple.is_as_built = is_as_built
+    simple.num_tokens_read = simple.vit.pooler.num_tokens_read if may_skip else None
     return simple, as_built
 
 
@@ -71,6 +73,7 @@ def built(kind: Any, config: PlainViTConfig) -> Any:
 
 # Modules whose code is known: what they compute together may be computed in another way
 
+RECORDED = ("output_attentions", "output_hidden_states")  # of which a user sees all tokens
 KNOWN = ("plain_vit", "torch", "transformers")  # packages
 
 
@@ -142,10 +145,10 @@ def copy_of_travelled(model: Any) -> Any:
 
 
 class Prepared:
-    """Mixin of prepared models: they refuse training, saving and moving, and need not be bit-equal to a source."""
+    """Mixin of prepared models: they refuse training, saving and moving."""
 
     is_as_built = False  # every module was as the config builds it
-    is_exact = False
+    num_tokens_read: int | None = None  # how many of the last block's first tokens the head reads; None for all
     graphs: CudaGraphs | None = None  # on a GPU
     compilation: dict[str, Any] | None = None  # arguments of `compile`, if it was called
     is_unpacked = False  # a copy, which packs its weights when it is first called
@@ -185,9 +188,13 @@ class Prepared:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.is_unpacked:
             self.pack_again()
+        if self.num_tokens_read is not None:
+            model = cast(Any, self)
+            is_recorded = any(kwargs.get(name) or getattr(model.config, name) for name in RECORDED)
+            model.vit.num_output_tokens = None if is_recorded else self.num_tokens_read
         run = super().__call__  # type: ignore[misc]
         pixels: Any = args[0] if len(args) == 1 else kwargs.get("pixel_values")
-        if self.graphs is None or len(args) + len(kwargs) != 1 or not self.graphs.fit(self, pixels):
+        if self.graphs is None or len(args) + len(kwargs) != 1 or not self.graphs.can_replay(self, pixels):
             return run(*args, **kwargs)
         return self.graphs(cast(nn.Module, self), run, pixels)
 
@@ -299,28 +306,26 @@ class JoinedAttention(PlainViTAttention):
             self.qkv_proj.bias = constant(torch.cat(biases))
         self.q_norm, self.k_norm, self.norm = attention.q_norm, attention.k_norm, attention.norm
         self.relative_position_bias = attention.relative_position_bias
-        self.o_proj = attention.o_proj
+        self.o_proj, self.dropout = attention.o_proj, None
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_bias: torch.Tensor | None = None,
-        distances: Distances | None = None,
-        rotation: Rotation | None = None,
-        num_output_tokens: int | None = None,
-        output_attentions: bool = False,
-        projection: JoinedProjection | None = None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def project(self, hidden_states: torch.Tensor, places: Places) -> tuple[torch.Tensor, ...]:
         query, key, value = self.qkv_proj(hidden_states).unflatten(-1, (-1, self.head_dim)).split(self.counts, dim=2)
-        query = apply(self.q_norm, query[:, :num_output_tokens]).transpose(1, 2)  # B heads L d
-        key = apply(self.k_norm, key).transpose(1, 2)
-        if rotation is not None:
-            query, key = rotation.rotate(query), rotation.rotate(key)
-        if self.relative_position_bias is not None:
-            position_bias = self.relative_position_bias(distances, query, self.scaling)
-        attended, weights = self.attend(query, key, value.transpose(1, 2), output_attentions, position_bias, **kwargs)
-        return self.o_proj(apply(self.norm, attended.flatten(2))), weights
+        return query[:, : places.num_output_tokens], key, value
+
+
+def bias_or_zeros(layer: nn.Linear) -> torch.Tensor:
+    """Return the bias of a layer; some keys have none beside a query that has one."""
+    return layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Return whether a layer is a dense layer with whole weights, without a hook, and with torch's `forward`."""
+    return (
+        type(layer) is nn.Linear
+        and type(layer.weight) in (nn.Parameter, torch.Tensor)
+        and not hooks_of(layer)
+        and "forward" not in vars(layer)
+    )
 
 
 def join_projections(model: Any, as_built: set[nn.Module]) -> None:

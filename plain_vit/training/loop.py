@@ -26,6 +26,7 @@ from .data.inputs import count_images
 from .data.mixing import collate_followed
 from .data.sampling import MicroBatches, ShuffledStream, randomness
 from .data.streaming import Position, StreamedBatches
+from .fast_steps import fast_steps
 from .hardware.memory import explain_out_of_memory
 from .hardware.precision import tf32
 from .hardware.processes import StepExchange, StopRequest, generator_states, loading_options, start_accelerator
@@ -469,7 +470,12 @@ class Loop(Generic[Result]):
         accelerator = self.accelerator
         first = (part * accelerator.num_processes + accelerator.process_index) * self.micro_batch
         states = generator_states(accelerator.device) if self.draws is None else []
-        with accelerator.accumulate(self.learner.model), tf32(self.options.tf32), products(accelerator.device):
+        with (
+            accelerator.accumulate(self.learner.model),
+            tf32(self.options.tf32),
+            products(accelerator.device),
+            fast_steps(self.learner.model),
+        ):
             loss, sums = self._loss(batch, first)
             self.learner.learn(loss, again=lambda: self._loss(batch, first)[0])
         if self.draws is None:

@@ -462,22 +462,22 @@ def test_a_prepared_body_returns_hidden_states() -> None:
 @pytest.mark.parametrize("change", CHANGES)
 def test_passes_are_recorded_only_of_the_modules_of_the_first_one(change: str) -> None:
     model, graphs = build(), CudaGraphs()
-    assert graphs.know(model)
+    assert graphs.is_unchanged(model)
     adapted = copy.deepcopy(model)
-    assert CudaGraphs().know(adapted)
-    assert not graphs.know(adapted)
+    assert CudaGraphs().is_unchanged(adapted)
+    assert not graphs.is_unchanged(adapted)
     CHANGES[change](model.vit.layers[1].mlp)
-    assert graphs.know(model) is (change == "class")
+    assert graphs.is_unchanged(model) is (change == "class")
     model.vit.layers[1].mlp = torch.nn.Sequential(model.vit.layers[1].mlp)
-    assert not graphs.know(model)
+    assert not graphs.is_unchanged(model)
 
 
 def test_passes_that_a_hook_of_all_modules_sees_are_not_recorded() -> None:
     model, graphs = build(), CudaGraphs()
     handle = torch.nn.modules.module.register_module_forward_hook(lambda module, args, output: None)
-    assert not graphs.know(model)
+    assert not graphs.is_unchanged(model)
     handle.remove()
-    assert graphs.know(model)
+    assert graphs.is_unchanged(model)
 
 
 @pytest.mark.slow(quick=["not packed"])

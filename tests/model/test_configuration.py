@@ -20,7 +20,8 @@ from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTMo
 from plain_vit.attention_plain_vit import ATTENTIONS, QK_NORMS
 from plain_vit.configuration_plain_vit import AUTO_MAP, PRESETS
 from plain_vit.heads_plain_vit import PATCH_PREDICTORS, POOLERS
-from plain_vit.layers_plain_vit import INITIALIZATIONS, NORMS, STEM_STYLES
+from plain_vit.initialization_plain_vit import INITIALIZATIONS
+from plain_vit.layers_plain_vit import NORMS, STEM_STYLES
 from plain_vit.modeling_plain_vit import LAYERS, MLPS, PATCH_EMBEDDINGS, POSITION_EMBEDDINGS
 from plain_vit.positions_plain_vit import RELATIVE_POSITION_BIASES, ROTARY_EMBEDDINGS
 from tests.processes import in_a_process, kilobytes

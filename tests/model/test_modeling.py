@@ -14,6 +14,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
 from plain_vit.layers_plain_vit import StochasticDepth
 from plain_vit.modeling_plain_vit import PlainViTEmbeddings
+from plain_vit.packed_plain_vit import PLAIN
 from plain_vit.positions_plain_vit import resample_positions
 from tests.conftest import randomize_
 from tests.releases import not_with_transformers
@@ -294,7 +295,7 @@ def test_each_dropout_is_where_the_paper_has_it() -> None:
 
 def test_dropout_of_the_embeddings_is_that_of_the_layers_unless_given() -> None:
     assert PlainViTEmbeddings(tiny_config(hidden_dropout_prob=0.3)).dropout.p == 0.3
-    assert PlainViTEmbeddings(tiny_config(hidden_dropout_prob=0.3, embedding_dropout_prob=0.0)).dropout.p == 0
+    assert PlainViTEmbeddings(tiny_config(hidden_dropout_prob=0.3, embedding_dropout_prob=0.0)).dropout is None
 
 
 def test_stochastic_depth_grows_as_in_timm() -> None:
@@ -307,11 +308,11 @@ def test_stochastic_depth_grows_as_in_timm() -> None:
 def test_stochastic_depth_leaves_whole_samples_out_and_scales_the_others() -> None:
     config = tiny_config(drop_path_rate=0.4)
     depth = StochasticDepth(config, 2)  # the last, at the full rate
-    out = depth(torch.ones(1000, 2, 3))
+    out = depth(torch.ones(1000, 2, 3), PLAIN)
     kept = out[:, 0, 0] != 0
     assert torch.equal(out, (kept.float() / 0.6).view(-1, 1, 1).expand(-1, 2, 3))
     assert 0.55 < kept.float().mean() < 0.65
-    assert torch.equal(depth.eval()(torch.ones(5, 2, 3)), torch.ones(5, 2, 3))
+    assert torch.equal(depth.eval()(torch.ones(5, 2, 3), PLAIN), torch.ones(5, 2, 3))
 
 
 def test_both_residual_branches_of_a_layer_are_left_out_on_their_own() -> None:

@@ -110,9 +110,7 @@ def test_dropped_patches_leave_the_rotations_of_the_others(name: str) -> None:
     model = randomize_(PlainViTModel(config).train())
     seen: list[tuple[torch.Tensor, Rotation]] = []
     for layer in model.layers:
-        layer.register_forward_pre_hook(
-            lambda module, args, kwargs: seen.append((args[0], kwargs["rotation"])), with_kwargs=True
-        )
+        layer.register_forward_pre_hook(lambda module, args: seen.append((args[0], args[2].rotation)))
     kept: list[torch.Tensor] = []
     model.patch_dropout.register_forward_hook(lambda module, args, output: kept.append(output))
     whole = model.eval()(pixels(), output_hidden_states=True).hidden_states[0]

@@ -31,7 +31,7 @@ from transformers import (
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.errors import DataError, TrainingError
-from plain_vit.layers_plain_vit import INITIALIZATIONS
+from plain_vit.initialization_plain_vit import INITIALIZATIONS
 from plain_vit.training import optimization
 from plain_vit.training.arguments import Initialization, as_yaml, check_options, parse_arguments
 from plain_vit.training.data.augmentation import input_size, training_transform

@@ -1,4 +1,4 @@
-"""Train a small model in two processes: `torchrun ... -m tests.model.joined_among_processes`."""
+"""Train a small model in two processes: `torchrun ... -m tests.training.fast_among_processes`."""
 
 import json
 import sys
@@ -17,7 +17,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from plain_vit import PlainViTForImageClassification, attention_plain_vit
+from plain_vit import PlainViTForImageClassification
+from plain_vit.training.fast_steps import fast_steps
 from tests.conftest import randomize_
 from tests.tiny import pixels, tiny_config
 
@@ -36,22 +37,22 @@ def train(model: nn.Module, images: slice = slice(None), begin: Callable[[], obj
     for step in range(STEPS):
         begin()
         optimizer.zero_grad()
-        model(pixels(seed=step)[images], labels=LABELS[images]).loss.backward()
+        with fast_steps(model):
+            model(pixels(seed=step)[images], labels=LABELS[images]).loss.backward()
         optimizer.step()
 
 
 @contextmanager
 def counting() -> Iterator[list[int]]:
-    """Yield a list that gets how many attentions each call joins."""
-    join, joined = attention_plain_vit.join, list[int]()
+    """Yield a list whose length is the number of dense layers that are computed."""
+    linear, calls = nn.functional.linear, list[int]()
 
-    def counted(attentions: Any) -> Any:
-        results = join(attentions)
-        joined.append(sum(one is not None for one in results))
-        return results
+    def counted(*args: Any) -> torch.Tensor:
+        calls.append(1)
+        return linear(*args)
 
-    with patch.object(attention_plain_vit, "join", counted):
-        yield joined
+    with patch.object(nn.functional, "linear", counted):
+        yield calls
 
 
 def eager(own: slice) -> tuple[nn.Module, dict[str, Any]]:
@@ -67,9 +68,9 @@ def eager(own: slice) -> tuple[nn.Module, dict[str, Any]]:
         return allreduce_hook(group, bucket)
 
     wrapped.register_comm_hook(None, send)
-    with counting() as joined:
+    with counting() as calls:
         train(wrapped, own, lambda: steps.append([]))
-    return model, {"steps": steps, "joined": joined}
+    return model, {"steps": steps, "products": len(calls)}
 
 
 def compiled(own: slice) -> tuple[nn.Module, dict[str, Any]]:
@@ -92,9 +93,9 @@ def sharded(own: slice) -> tuple[nn.Module, dict[str, Any]]:
     for block in model.vit.layers:
         fully_shard(block)
     fully_shard(model)
-    with counting() as joined:
+    with counting() as calls:
         train(model, own)
-    return model, {"joined": joined}
+    return model, {"products": len(calls)}
 
 
 def sharded_in_bfloat16(own: slice) -> tuple[nn.Module, dict[str, Any]]:
