@@ -6,19 +6,16 @@ import os
 import re
 import warnings
 from collections.abc import Container, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from .releases_plain_vit import OLDEST  # noqa: F401  # isort: skip
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
-from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.dynamic_module_utils import custom_object_save
-from transformers.utils import logging
 
-logger = logging.get_logger(__name__)
+from .checks_plain_vit import MOST_PIXELS, check_counts, check_fields, check_labels, listed, shown
 
 # The version of this code, which may be a copy in a checkpoint; saved configs record it.
 VERSION = "0.1.0"
@@ -48,38 +45,6 @@ AUTO_MAP = {
         "torchvision": "image_processing_plain_vit.PlainViTImageProcessor",
         "pil": "image_processing_plain_vit.PlainViTImageProcessorPil",
     },
-}
-
-# All without parameters; no source uses the others, and no initialisation here covers them.
-ACTIVATIONS = sorted(ACT2FN.keys() - {"prelu", "xielu"})
-PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
-
-# The upper limit of each count: far above any model (ViT-22B has width 6,144, DeepNet has 1,000 layers), and far below
-# values that use much memory before any tensor is allocated.
-MOST_LAYERS, MOST_PIXELS = 1000, 2**28
-LARGEST = {
-    **dict.fromkeys(("hidden_size", "head_dim", "intermediate_size", "representation_size", "num_channels"), 2**20),
-    "relative_position_mlp_size": 2**20,
-    "pooling_intermediate_size": 2**20,
-    "pooling_num_layers": MOST_LAYERS,
-    **dict.fromkeys(("num_attention_heads", "num_register_tokens", "pooling_num_attention_heads"), 2**16),
-    **dict.fromkeys(("num_hidden_layers", "num_branches"), MOST_LAYERS),
-    "num_labels": 500_000,
-}
-MAY_BE_ZERO = ("num_hidden_layers", "num_register_tokens", "num_labels")
-# Minimum and maximum of each numeric field, and the description of valid values.
-RANGES = {
-    "layer_norm_eps": (5e-324, 1, "a small positive number such as 1e-6"),
-    "attention_scale": (5e-324, 1e6, "a positive number such as head_dim ** -0.5"),
-    "initializer_range": (0, 1e6, "a standard deviation of at least 0"),
-    "layer_scale_init_value": (-1e6, 1e6, "a number such as 1e-5"),
-    "rotary_theta": (1e-6, 1e8, "a positive number such as 100"),
-    "rotary_offset": (-1e6, 1e6, "a number such as 1"),
-    "rotary_shift": (0, 1e6, "a distance of at least 0"),
-    "rotary_jitter": (1, 1e6, "a factor of at least 1"),
-    "rotary_rescale": (1, 1e6, "a factor of at least 1"),
-    "pixel_mean": (-1e6, 1e6, "a pixel value from 0 to 1 for all channels, or one for each"),
-    "pixel_std": (5e-324, 1e6, "a positive standard deviation for all channels, or one for each"),
 }
 
 # Keywords that transformers passes, or that transformers and its Trainer save next to the fields.
@@ -379,10 +344,10 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             self._check_foreign(unknown, version)
         elif unknown:
             raise _no_field(type(self), unknown[0])
-        self.check_labels(kwargs.get("num_labels"))
-        self._check_counts()
+        check_labels(self, kwargs.get("num_labels"))
+        check_counts(self)
         self._normalize()
-        self._check()
+        check_fields(self)
         stages = {name: kwargs.pop(name, None) for name in ("out_features", "out_indices")}
         for name, chosen in stages.items():
             if isinstance(chosen, list | tuple) and len(chosen) > self.num_hidden_layers + 1:
@@ -400,13 +365,13 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         newer = _release(version) > _release(VERSION)
         if names and newer:
             raise ValueError(
-                f"this config, saved by plain-vit {version}, holds {_listed(names)}, which plain-vit {VERSION} does "
+                f"this config, saved by plain-vit {version}, holds {listed(names)}, which plain-vit {VERSION} does "
                 "not know and which may change the outputs: use that version or a later one"
             )
         taken = [name for name in names if name == "self" or name.startswith("__") or hasattr(cls, name)]
         if taken:
             raise ValueError(
-                f"this config holds {_listed(taken)}, a name that {cls.__name__} uses itself: "
+                f"this config holds {listed(taken)}, a name that {cls.__name__} uses itself: "
                 "remove it from the dict or from config.json"
             )
 
@@ -434,52 +399,12 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         )
         parts = [part for part in saved.values() if isinstance(part, dict)]
         if any(part.get("model_type") == PlainViTConfig.model_type for part in parts):
-            whole = _shown(saved.get("architectures"))
+            whole = shown(saved.get("architectures"))
             remedy = f"open the whole model, with from_pretrained({source}) of its class ({whole}), and take its part"
         raise ValueError(
-            f"{'this config' if place is None else place} has model_type {_shown(found)}: expected {cls.model_type!r}, "
+            f"{'this config' if place is None else place} has model_type {shown(found)}: expected {cls.model_type!r}, "
             f"as the weights of another model would be left out, and ours random. Instead, {remedy}"
         )
-
-    def check_labels(self, number: Any = None) -> None:
-        """Refuse label names that no file can store, and numbers of labels that use much memory: each gets a name.
-
-        Args:
-            number: The intended number of labels (default: the number of names).
-
-        Raises:
-            ValueError: A label is invalid; the message names it.
-        """
-        most, names = LARGEST["num_labels"], self.id2label
-        if number is not None and (
-            isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= int(number) <= most
-        ):
-            raise ValueError(
-                f"num_labels is {_shown(number)}: expected the number of classes, or 0 for no head, at most {most}"
-            )
-        if names is not None and (not isinstance(names, dict) or len(names) > most):
-            raise ValueError(
-                f"id2label is {_shown(names)}: expected a dict from label number to name, with at most {most} entries"
-            )
-        for key, name in (names or {}).items():
-            if not re.fullmatch("[0-9]{1,9}", str(key)):
-                raise ValueError(f"id2label has the key {_shown(key)}: expected a label number")
-            if not isinstance(name, str) or not _is_text(name):
-                raise ValueError(f"id2label names label {key} {_shown(name)}: expected a string")
-
-    def _check_counts(self) -> None:
-        """Refuse counts and sizes that no model has."""
-        for name, most in LARGEST.items():
-            value, least = getattr(self, name), int(name not in MAY_BE_ZERO)
-            if name != "num_labels" and value is not None and not least <= value <= most:
-                expected = f"a positive int, at most {most}" if least else f"0 or more, at most {most}"
-                raise ValueError(f"{name} is {_shown(value)}: expected {expected}")
-        blocks = self.num_hidden_layers * self.num_branches, sum(self.stem_depths[: MOST_LAYERS + 1])
-        if max(*blocks, len(self.stem_depths)) > MOST_LAYERS:
-            raise ValueError(
-                f"num_hidden_layers {self.num_hidden_layers}, num_branches {self.num_branches} and stem_depths "
-                f"{_shown(self.stem_depths)} make more than {MOST_LAYERS} blocks: expected fewer"
-            )
 
     def _normalize(self) -> None:
         """Convert sizes to an int or a tuple, and set the default of `head_dim`."""
@@ -488,7 +413,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             pair = (size, size) if isinstance(size, int) else tuple(size)
             if len(pair) != 2 or min(pair) < 1 or pair[0] * pair[1] > MOST_PIXELS:
                 raise ValueError(
-                    f"{name} is {_shown(size)}: expected a positive int or (height, width) in pixels, at most "
+                    f"{name} is {shown(size)}: expected a positive int or (height, width) in pixels, at most "
                     f"{MOST_PIXELS} pixels in total"
                 )
             # ViTPose, which uses tokens instead of maps, reads its backbone's sizes as pairs: a given pair is kept.
@@ -498,7 +423,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         if self.rotary_reference_grid is not None:
             grid = (*self.rotary_reference_grid,)
             if len(grid) != 2 or not all(1 <= side <= MOST_PIXELS for side in grid):
-                raise ValueError(f"rotary_reference_grid is {_shown(grid)}: expected patches (down, across), or None")
+                raise ValueError(f"rotary_reference_grid is {shown(grid)}: expected patches (down, across), or None")
             self.rotary_reference_grid = grid
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
@@ -516,183 +441,12 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         expected = 1 if isinstance(counts, int) else self.num_hidden_layers
         if len(given) != expected or not all(0 < count <= heads and heads % count == 0 for count in given):
             raise ValueError(
-                f"num_key_value_heads is {_shown(counts)}: expected one number, or one for each of the "
+                f"num_key_value_heads is {shown(counts)}: expected one number, or one for each of the "
                 f"{self.num_hidden_layers} blocks, that divides num_attention_heads {heads}"
             )
         if len(set(given)) > 1:
             return given
         return given[0] if set(given) - {heads} else None
-
-    def _check(self) -> None:
-        """Validate values and their combinations."""
-        self.grid_of(*self.image_shape)
-        for name in ("hidden_dropout_prob", "embedding_dropout_prob", "attention_probs_dropout_prob",
-                     "classifier_dropout_prob", "drop_path_rate", "patch_dropout_prob"):  # fmt: skip
-            if not 0 <= (getattr(self, name) or 0) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: expected a number in [0, 1)")
-        for name in ("hidden_act", "representation_act"):
-            if getattr(self, name) not in ACTIVATIONS:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: expected one of {', '.join(ACTIVATIONS)}")
-        for name, (least, most, expected) in RANGES.items():
-            value = getattr(self, name)
-            for number in value if isinstance(value, list | tuple) else [value]:
-                if number is not None and not least <= number <= most:  # also true for NaN
-                    raise ValueError(f"{name} is {_shown(value)}: expected {expected}")
-        if self.problem_type not in PROBLEM_TYPES:
-            raise ValueError(f"problem_type is {self.problem_type!r}: expected one of {PROBLEM_TYPES}")
-        for name in ("pixel_mean", "pixel_std"):
-            levels = getattr(self, name)
-            if isinstance(levels, list | tuple) and len(levels) != self.num_channels:
-                raise ValueError(
-                    f"{name} is {levels}: expected one number, or one for each of the {self.num_channels} channels"
-                )
-        for conflicts in (
-            self._conflicts_in_embeddings(),
-            self._conflicts_in_positions(),
-            self._conflicts_in_blocks(),
-            self._conflicts_in_heads(),
-        ):
-            for impossible, remedy in conflicts:
-                if impossible:
-                    raise ValueError(remedy)
-
-    def _conflicts_in_embeddings(self) -> tuple[tuple[bool, str], ...]:
-        """Return the impossible combinations of patches and first tokens: whether each is there, and the remedy."""
-        return (
-            (self.register_tokens_last and self.use_distillation_token,
-             "register_tokens_last is not combined with a distillation token by any source"),
-            (self.patch_pre_norm and self.patch_projection not in ("linear", "shifted"),
-             'patch_pre_norm needs the flattened pixels of each patch: set patch_projection="linear" or "shifted"'),
-            (len(self.stem_depths) > 0 and self.patch_projection != "resnet",
-             f'stem_depths {self.stem_depths} are those of a ResNet: set patch_projection="resnet"'),
-            (any(depth < 1 for depth in self.stem_depths),
-             f"stem_depths is {self.stem_depths}: expected at least one unit in each stage"),
-            (self.patch_projection == "resnet" and any(side % self.stem_stride for side in self.patch_shape),
-             f"the stem reduces the resolution by {self.stem_stride}: patch_size {self.patch_size} must be a "
-             "multiple of that"),
-            (self.patch_projection == "resnet" and self.drop_partial_patches,
-             "drop_partial_patches is not combined with a ResNet stem by any source: its padding depends on the size"),
-        )  # fmt: skip
-
-    def _conflicts_in_positions(self) -> tuple[tuple[bool, str], ...]:
-        """Return the impossible combinations of positions: whether each is there, and the remedy."""
-        head_dim = self.attention_shape[1]
-        rotary, relative = self.rotary_embedding_type != "none", self.relative_position_bias != "none"
-        return (
-            (self.position_embedding_type == "sincos_2d" and self.hidden_size % 4 != 0,
-             f"sincos_2d positions need a hidden_size that is a multiple of 4, not {self.hidden_size}"),
-            (self.position_embedding_type == "sincos_2d" and self.hidden_size < 8,
-             f"sincos_2d positions need two frequencies: hidden_size must be 8 or more, not {self.hidden_size}"),
-            (self.position_embedding_type == "sincos_2d" and self.position_embedding_on_prefix
-             and self.num_prefix_tokens > 0,
-             "sincos_2d has no positions for the tokens before the patches: set position_embedding_on_prefix=False"),
-            (self.position_embedding_type == "learned_2d" and self.hidden_size % 2 != 0,
-             f"learned_2d positions halve the channels: hidden_size must be even, not {self.hidden_size}"),
-            (self.position_embedding_type == "learned_2d" and self.position_resampling == "truncate",
-             "learned_2d positions are not truncated by any source: set another position_resampling"),
-            (self.position_resampling_to_square and (self.position_resampling == "truncate"
-             or self.position_embedding_type not in ("learned", "learned_2d", "factorized")),
-             "position_resampling_to_square resamples a table of positions: set it to False"),
-            (self.position_embedding_type == "sincos_2d" and self.position_resampling == "truncate",
-             "sincos_2d is computed for every grid and has no table to truncate: set another position_resampling"),
-            (relative and self.attention_type != "self",
-             f'attention_type "{self.attention_type}" is not combined with a relative position bias by any source'),
-            (relative and self.register_tokens_last,
-             "register_tokens_last is not combined with a relative position bias by any source"),
-            (self.relative_position_bias in ("table", "query") and self.num_prefix_tokens > 1,
-             "a table of relative positions has rows for a class token only: set num_register_tokens=0 and "
-             "use_distillation_token=False"),
-            (self.relative_position_bias == "query" and (self.relative_position_shared or rotary),
-             'relative_position_bias "query" has vectors in each block, and no source rotates its queries: set '
-             'relative_position_shared=False and rotary_embedding_type="none"'),
-            (relative and bool(self.patch_dropout_prob),
-             "patch dropout is not combined with a relative position bias by any source: set patch_dropout_prob=0"),
-            (rotary and self.attention_type != "self",
-             f'attention_type "{self.attention_type}" is not combined with a rotation by any source'),
-            (rotary and self.register_tokens_last,
-             "register_tokens_last is not combined with a rotation by any source: put the registers first"),
-            (rotary and head_dim % 4 != 0,
-             f"a rotation gives half of its pairs of channels to each axis: head_dim must be a multiple of 4, not "
-             f"{head_dim}"),
-            (self.rotary_embedding_type == "mixed" and self.rotary_coordinates == "centered",
-             'a "mixed" rotation learns the frequencies of row and column numbers: set rotary_coordinates="index"'),
-            (self.rotary_coordinates == "centered" and self.rotary_reference_grid is not None,
-             'rotary_coordinates "centered" are the same for every grid: set rotary_reference_grid=None'),
-        )  # fmt: skip
-
-    def _conflicts_in_blocks(self) -> tuple[tuple[bool, str], ...]:
-        """Return the impossible combinations inside the blocks: whether each is there, and the remedy."""
-        heads, head_dim = self.attention_shape
-        shared = self.num_key_value_heads is not None
-        weighs = self.attention_type in ("re_attention", "talking_heads", "locality")
-        return (
-            (not self.attention_output_projection and heads * head_dim != self.hidden_size,
-             f"without an output projection the concatenated heads ({heads} x {head_dim}) "
-             f"must be hidden_size {self.hidden_size} wide"),
-            (self.block_type != "branches" and self.num_branches != 1,
-             f'num_branches {self.num_branches} needs block_type="branches"'),
-            (self.block_type == "parallel" and (self.attention_inner_norm or self.mlp_inner_norm),
-             "parallel blocks have no norms inside attention or MLP in any source"),
-            (self.attention_type == "differential" and head_dim % 2 != 0,
-             f"differential attention halves each head: head_dim must be even, not {head_dim}"),
-            (self.attention_type == "differential" and self.qk_norm not in (None, "norm"),
-             'differential attention takes qk_norm None or "norm"'),
-            (shared and self.attention_type != "self",
-             f"{self.attention_type} attention does not share keys and values in any source: set "
-             "num_key_value_heads=None"),
-            (shared and self.qk_norm not in (None, "norm"),
-             'keys that several heads share take qk_norm None or "norm"'),
-            (shared and self.rotary_embedding_type == "mixed",
-             'a "mixed" rotation has frequencies for each head of the queries: set num_key_value_heads=None'),
-            (not self.gain_on_mlp and self.layer_scale_init_value is None,
-             "gain_on_mlp=False leaves a LayerScale on the attention: set layer_scale_init_value"),
-            (not self.gain_on_mlp and self.block_type != "sequential",
-             'a LayerScale on the attention alone is in blocks of type "sequential" in every source'),
-            (weighs and (self.qk_norm is not None or self.attention_inner_norm),
-             f'attention_type "{self.attention_type}" has no norms of queries, keys or heads in any source'),
-            (self.attention_type == "locality" and self.attention_scale is not None,
-             "locality attention learns the factor on the scores: set attention_scale=None"),
-            (self.attention_type == "locality" and not self.use_class_token,
-             "locality attention leaves nothing to attend to for a single token: set use_class_token=True"),
-        )  # fmt: skip
-
-    def _conflicts_in_heads(self) -> tuple[tuple[bool, str], ...]:
-        """Return the impossible combinations of poolings and heads: whether each is there, and the remedy."""
-        return (
-            (self.pooling in ("cls", "cls_mean") and not self.use_class_token,
-             f'pooling "{self.pooling}" reads the class token: set use_class_token=True, or another pooling'),
-            (self.pooling == "cls_mean" and self.final_norm in ("after_pooling", "both"),
-             'pooling "cls_mean" concatenates two tokens, and no source normalises them together: set '
-             'final_norm="before_pooling" or "none"'),
-            (self.use_distillation_token and self.pooling != "cls",
-             'a distillation token follows a class token and has its own classifier: set pooling="cls"'),
-            (self.pooling in ("map", "query", "prr") and self.hidden_size % self.pooling_heads != 0,
-             f"pooling \"{self.pooling}\" divides hidden_size {self.hidden_size} among {self.pooling_heads} "
-             "heads: choose a head count that divides it (pooling_num_attention_heads, by default "
-             "num_attention_heads), or another pooling"),
-            (self.pooling_num_attention_heads is not None and self.pooling not in ("map", "query", "prr"),
-             f"pooling \"{self.pooling}\" has no heads: set pooling_num_attention_heads=None"),
-            (self.pooling_intermediate_size is not None and self.pooling != "map",
-             f"pooling \"{self.pooling}\" has no MLP: set pooling_intermediate_size=None"),
-            (self.pooling_num_layers is not None and self.pooling != "class_attention",
-             f"pooling \"{self.pooling}\" has no blocks: set pooling_num_layers=None"),
-            ((self.pooling == "class_attention") != (self.attention_type == "talking_heads"),
-             'pooling "class_attention" and attention_type "talking_heads" are not combined with others by any source: '
-             "set both"),
-            (self.pooling == "class_attention"
-             and (self.num_prefix_tokens > 0 or self.num_register_tokens > 0 or self.mlp_type != "mlp"
-                  or self.mlp_inner_norm or self.block_type != "sequential"),
-             'pooling "class_attention" has its own class token and follows plain blocks of patches in every source: '
-             'set use_class_token=False, num_register_tokens=0, mlp_type="mlp", mlp_inner_norm=False and '
-             'block_type="sequential"'),
-            (self.pooling in ("query_block", "query_attention")
-             and (self.attention_type != "self" or self.num_key_value_heads is not None
-                  or self.relative_position_bias != "none"),
-             f'pooling "{self.pooling}" follows plain attention in every source: set attention_type="self", '
-             'num_key_value_heads=None and relative_position_bias="none"'),
-            (self.reconstruction_target == "mean_color" and self.num_channels > 4,
-             f"mean_color has 8 ** num_channels colours: it takes at most 4 channels, not {self.num_channels}"),
-        )  # fmt: skip
 
     @classmethod
     def from_name(cls, name: str, **kwargs: Any) -> "PlainViTConfig":
@@ -914,7 +668,7 @@ def _no_field(kind: type[PlainViTConfig], name: str) -> ValueError:
     fields = sorted(field.name for field in dataclasses.fields(kind) if not field.name.startswith("_"))
     close = difflib.get_close_matches(name, fields, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else f"the fields are {', '.join(fields)}"
-    return ValueError(f"{kind.__name__} has no field {_listed([name])}: {hint}")
+    return ValueError(f"{kind.__name__} has no field {listed([name])}: {hint}")
 
 
 def _argument(place: Path, revision: str | None) -> str:
@@ -931,34 +685,9 @@ def _warn_of_foreign(names: Sequence[str], saved: Container[str], version: str |
     for some, fate in ((kept, "kept, but not used"), (left, "dropped when the config is saved again")):
         if some:
             warnings.warn(
-                f"this config{by} holds {_listed(some)}, which plain-vit {VERSION} does not know: {fate}",
+                f"this config{by} holds {listed(some)}, which plain-vit {VERSION} does not know: {fate}",
                 stacklevel=1,
             )
-
-
-def _shown(value: Any, longest: int = 80) -> str:
-    """Return the repr of an untrusted value, truncated; numbers with thousands of digits are replaced."""
-    if isinstance(value, int) and not -(10**longest) < value < 10**longest:
-        return f"a number of more than {longest} digits"
-    if isinstance(value, list | tuple | dict) and len(value) > longest:
-        return f"a {type(value).__name__} of {len(value)} entries"
-    text = ascii(value)
-    return text if len(text) <= longest else f"{text[:longest]}…"
-
-
-def _is_text(name: str) -> bool:
-    """Return whether a string can be encoded, which a lone surrogate cannot."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _listed(names: Sequence[str], most: int = 5, longest: int = 40) -> str:
-    """Return the first few untrusted names, quoted and truncated."""
-    cut = [repr(name if len(name) <= longest else f"{name[:longest]}…") for name in names[:most]]
-    return ", ".join(cut) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _release(version: Any) -> tuple[int, ...]:

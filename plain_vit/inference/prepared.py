@@ -3,6 +3,8 @@
 import copy
 import inspect
 from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
@@ -188,15 +190,26 @@ class Prepared:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.is_unpacked:
             self.pack_again()
-        if self.num_tokens_read is not None:
-            model = cast(Any, self)
-            is_recorded = any(kwargs.get(name) or getattr(model.config, name) for name in RECORDED)
-            model.vit.num_output_tokens = None if is_recorded else self.num_tokens_read
-        run = super().__call__  # type: ignore[misc]
         pixels: Any = args[0] if len(args) == 1 else kwargs.get("pixel_values")
-        if self.graphs is None or len(args) + len(kwargs) != 1 or not self.graphs.can_replay(self, pixels):
-            return run(*args, **kwargs)
-        return self.graphs(cast(nn.Module, self), run, pixels)
+        with self.reading_few(kwargs):
+            run = super().__call__  # type: ignore[misc]
+            if self.graphs is None or len(args) + len(kwargs) != 1 or not self.graphs.can_replay(self, pixels):
+                return run(*args, **kwargs)
+            return self.graphs(cast(nn.Module, self), run, pixels)
+
+    @contextmanager
+    def reading_few(self, options: Mapping[str, Any]) -> Iterator[None]:
+        """Let the last block compute only the tokens that the head reads, unless someone sees the others."""
+        model = cast(Any, self)
+        is_seen = any(options.get(name) or getattr(model.config, name) for name in RECORDED)
+        if self.num_tokens_read is None or is_seen or any(map(has_user_hooks, modules_before_head(model))):
+            yield
+            return
+        model.vit.num_output_tokens = self.num_tokens_read
+        try:
+            yield
+        finally:
+            model.vit.num_output_tokens = None
 
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import nn
 
-from ...configuration_plain_vit import ACTIVATIONS, PlainViTConfig
+from ...checks_plain_vit import ACTIVATIONS, check_labels
+from ...configuration_plain_vit import PlainViTConfig
 from ...errors import CheckpointError
 from ...files.safetensors import save_state_dict
 from ...files.torch_pickle import save_torch
@@ -299,7 +300,7 @@ def name_labels(config: PlainViTConfig, labels: Mapping[int, str] | Sequence[str
         raise CheckpointError(f"id2label names {len(named)} labels: expected {config.num_labels}, numbered from 0")
     config.id2label = named
     try:
-        config.check_labels()
+        check_labels(config)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
     config.label2id = {name: index for index, name in named.items()}
