@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks import bench_positions, models
 from benchmarks.harness import MEGABYTE, RESULTS, name_of_run, publish
 from plain_vit import attention_plain_vit
+from plain_vit.training import fast_steps
 from plain_vit.training.hardware.precision import train_on_copies
 
 PACKAGES = ("plain_vit", *models.PEERS)
@@ -187,17 +188,18 @@ def count(
     products = 0 if fused else attention_plain_vit.LONGEST_PRODUCTS
     with (
         patch.object(attention_plain_vit, "LONGEST_PRODUCTS", products),
-        patch.object(attention_plain_vit, "among_processes", lambda: several),
+        patch.object(fast_steps, "among_processes", lambda: several),
     ):
         with torch.no_grad():
             module.eval()
             in_evaluation = counted(forward)
             calls = calls_of(forward)
         module.train()
-        forward().backward()
-        optimizer.step()  # makes its states
-        optimizer.zero_grad()
-        in_training = counted(lambda: forward().backward())
+        with fast_steps.fast_steps(module):
+            forward().backward()
+            optimizer.step()  # makes its states
+            optimizer.zero_grad()
+            in_training = counted(lambda: forward().backward())
         of_optimizer = counted(optimizer.step)
     ways = {"fused attention": fused, "copies": copied, "among processes": several}
     title = f"{model} {dtype}: {', '.join([package, *(way for way, is_taken in ways.items() if is_taken)])}"

@@ -1,7 +1,20 @@
 """Use of a trained model: prepared for one call, as a graph of an inference engine, or over any number of images."""
 
-from .engine_models import open_exported
-from .engines import EngineExport, EngineOptions, to_engine
+from typing import Any
+
 from .prepare import prepare_for_inference
+
+
+def __getattr__(name: str) -> Any:  # on use: the engines import the conversion, which `import plain_vit` does not
+    if name == "open_exported":
+        from .engine_models import open_exported
+
+        return open_exported
+    if name in ("EngineExport", "EngineOptions", "to_engine"):
+        from . import engines
+
+        return getattr(engines, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = ["EngineExport", "EngineOptions", "open_exported", "prepare_for_inference", "to_engine"]

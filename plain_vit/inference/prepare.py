@@ -10,7 +10,6 @@ from ..attention_plain_vit import FAST_ATTENTION, SDPA
 from ..errors import PreparedModelError
 from ..system.environment import warn_of_slow_products
 from .cuda_graphs import CudaGraphs
-from .engine_models import in_engine
 from .prepared import Model, pack, refuse_prepared, simplified
 
 
@@ -56,6 +55,8 @@ def prepare_for_inference(
         ExportError, VerificationError, MissingPackageError: As `to_checkpoint`, for an engine.
     """
     if engine != "torch":
+        from .engine_models import in_engine  # on use: it imports the conversion
+
         if compile:
             raise PreparedModelError(f"compile is for torch, not for {engine}: omit one of them")
         refuse_prepared(model)

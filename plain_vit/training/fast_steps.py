@@ -1,14 +1,15 @@
 """Training steps that compute less: one product for query, key and value, and no tokens that nobody reads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from ..attention_plain_vit import PlainViTAttention
+from ..layers_plain_vit import cast_once
 from ..modeling_plain_vit import PlainViTEncoder, PlainViTForImageClassification
 from ..packed_plain_vit import Places
 
@@ -32,8 +33,7 @@ def fast_steps(model: nn.Module) -> Iterator[None]:
         model: The model, or one that contains it (DistributedDataParallel, peft).
     """
     encoders: list[Any] = [module for module in model.modules() if isinstance(module, PlainViTEncoder)]
-    blocks = [module for encoder in encoders for module in encoder.layers.modules()]
-    attentions: list[Any] = [module for module in blocks if type(module) is PlainViTAttention and is_plain(module)]
+    attentions = [attention for encoder in encoders for attention in attentions_of(encoder) if is_plain(attention)]
     read = {
         module.vit: getattr(module.vit.pooler, "num_tokens_read", None)
         for module in model.modules()
@@ -41,43 +41,106 @@ def fast_steps(model: nn.Module) -> Iterator[None]:
     }
     before = {encoder: encoder.num_output_tokens for encoder in read}
     for attention in attentions:
-        attention.project = MethodType(project_as_one, attention)
+        attention.project, attention.held = MethodType(project_as_one, attention), Held()
+    for encoder in encoders:
+        encoder.encode = MethodType(encode_joined, encoder)
     for encoder, count in read.items():
         encoder.num_output_tokens = count
     try:
         yield
     finally:
         for attention in attentions:
-            del attention.project
+            del attention.project, attention.held
+        for encoder in encoders:
+            vars(encoder).pop("encode", None)
         for encoder, count in before.items():
             encoder.num_output_tokens = count
 
 
-def is_plain(attention: PlainViTAttention) -> bool:
+def attentions_of(encoder: Any) -> list[Any]:
+    """Return the self-attentions of the blocks."""
+    return [module for module in encoder.layers.modules() if type(module) is PlainViTAttention]
+
+
+def is_plain(attention: Any) -> bool:
     """Return whether query, key and value are dense layers of torch, and nothing has replaced their calls."""
-    layers = (attention.q_proj, attention.k_proj, attention.v_proj)
     return "project" not in vars(attention) and all(
         type(layer) is nn.Linear and layer._parameters.get("weight") is not None and "forward" not in vars(layer)
-        for layer in layers
+        for layer in layers_of(attention)
     )
 
 
-def project_as_one(attention: Any, hidden_states: torch.Tensor, places: Places) -> tuple[torch.Tensor, ...]:
-    """Project as `PlainViTAttention.project` does, with one product of all three weights.
+def layers_of(attention: Any) -> list[nn.Linear]:
+    """Return the layers for query, key and value."""
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
 
-    Weights in shards, or in tensors of another type, are left to their layers; and so is evaluation, whose rounding is
-    a source's.
+
+class Joined(NamedTuple):
+    """Weight and bias that project tokens to query, key and value, one after the other."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+class Held:
+    """The joined weights of an attention in one pass; a copy of it is empty."""
+
+    joined: Joined | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Held, ()
+
+
+def encode_joined(encoder: Any, *args: Any, **kwargs: Any) -> Any:
+    """Join the projections of all blocks, then run `PlainViTEncoder.encode`.
+
+    Their gradients are ready at once, after all others. Processes exchange gradients during the backward pass: there
+    each attention joins its own, and their gradients are ready with those of its block.
     """
-    layers = [attention.q_proj, attention.k_proj, attention.v_proj]
-    is_whole = all(type(layer.weight) in (nn.Parameter, torch.Tensor) for layer in layers)
-    if not attention.training or not is_whole:
+    attentions = [attention for attention in attentions_of(encoder) if can_join(attention)]
+    apart = among_processes()
+    joined = [None] * len(attentions) if apart else join([layers_of(attention) for attention in attentions])
+    for attention, one in zip(attentions, joined, strict=True):
+        attention.held.joined = one
+    return type(encoder).encode(encoder, *args, **kwargs)
+
+
+def among_processes() -> bool:
+    """Return whether this process is one of several."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def can_join(attention: Any) -> bool:
+    """Return whether one product may take the place of three: in training, and with whole weights of torch.
+
+    A product of more rows is as exact, but rounds in another order than a source.
+    """
+    if "project" not in vars(attention) or not attention.training:
+        return False
+    return all(type(layer.weight) in (nn.Parameter, torch.Tensor) for layer in layers_of(attention))
+
+
+def join(blocks: Sequence[Sequence[nn.Linear]]) -> list[Joined] | list[None]:
+    """Copy the weights of the layers of each block behind each other, and cast them under autocast, all at once."""
+    layers = [layer for block in blocks for layer in block]
+    if len({(layer.weight.device, layer.weight.dtype, layer.in_features) for layer in layers}) != 1:
+        return [None] * len(blocks)
+    width, counts = layers[0].in_features, [sum(layer.out_features for layer in block) for block in blocks]
+    parts, sizes = [layer.weight.flatten() for layer in layers], [width * count for count in counts]
+    if has_bias := any(layer.bias is not None for layer in layers):  # some keys have none beside a query that has one
+        parts += [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
+        sizes += counts
+    tensors = cast_once(torch.cat(parts)).split(sizes)
+    biases = tensors[len(blocks) :] if has_bias else [None] * len(blocks)
+    return [Joined(weight.view(-1, width), bias) for weight, bias in zip(tensors, biases, strict=False)]
+
+
+def project_as_one(attention: Any, hidden_states: torch.Tensor, places: Places) -> tuple[torch.Tensor, ...]:
+    """Project as `PlainViTAttention.project` does, with one product."""
+    layers = layers_of(attention)
+    joined = attention.held.joined or (join([layers])[0] if can_join(attention) else None)
+    if joined is None:
         return PlainViTAttention.project(attention, hidden_states, places)
-    weight, bias = torch.cat([layer.weight for layer in layers]), None
-    if any(layer.bias is not None for layer in layers):  # some keys have none beside a query that has one
-        zeros = [weight.new_zeros(layer.out_features) for layer in layers]
-        bias = torch.cat(
-            [zero if layer.bias is None else layer.bias for layer, zero in zip(layers, zeros, strict=True)]
-        )
-    projected = nn.functional.linear(hidden_states, weight, bias).unflatten(-1, (-1, attention.head_dim))
+    projected = nn.functional.linear(hidden_states, *joined).unflatten(-1, (-1, attention.head_dim))
     query, key, value = projected.split([layer.out_features // attention.head_dim for layer in layers], dim=2)
     return query[:, : places.num_output_tokens], key, value
