@@ -82,7 +82,6 @@ class ModelFacts:
         environment: Versions and hardware, by name.
         limits: Sentences about limitations, in addition to those that follow from the folder.
         citations: BibTeX entries, in addition to that of the paper.
-        examples: Images for the widget, as paths in the folder or URLs, by title.
         tags: Tags in addition to those that every model here has.
 
     Raises:
@@ -105,7 +104,6 @@ class ModelFacts:
     environment: Mapping[str, str] = field(default_factory=dict)
     limits: Sequence[str] = ()
     citations: Sequence[str] = ()
-    examples: Mapping[str, str] = field(default_factory=dict)
     tags: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -151,9 +149,9 @@ def write_card(folder: Path, facts: ModelFacts) -> bool:
 
 def card_text(folder: Path, facts: ModelFacts) -> str:
     """Return the model card without writing it; arguments and errors are those of `write_card`."""
-    for name in (*facts.curves.values(), *(place for place in facts.examples.values() if "://" not in place)):
+    for name in facts.curves.values():
         if not (folder / name).is_file():
-            raise ValueError(f"{folder / name} does not exist: give images by their paths in the folder.")
+            raise ValueError(f"{folder / name} does not exist: give figures by their paths in the folder.")
     text = _card(folder, facts).encode("utf-8", "backslashreplace").decode()  # a file name may not be valid UTF-8
     return marked(text)
 
@@ -177,19 +175,17 @@ def facts_of_conversion(report: Report, name: str, revision: str | None = None) 
     source = Path(report.source)
     on_hub = not source.exists()
     layout = f", layout {report.layout}" if report.layout else ""
-    if on_hub:
-        at = f" at {code(revision)}" if revision else ""
-        place = f"[{report.source}](https://huggingface.co/{report.source}){at}"
-    else:
-        place = code(source.resolve().name)  # its full path is private
+    at = f" at {code(revision)}" if revision else ""
+    link = f"[{report.source}](https://huggingface.co/{report.source}){at}"
+    place = link if on_hub else code(source.resolve().name)  # its full path is private
     folder = source_folder(report, revision)
     said = {} if folder is None else source_facts(folder)
     sentences = [f"Converted from {place}, a checkpoint of {report.format}{layout}."]
-    hints = {name: value for name, value in report.given_hints.items() if name != "drop"}
-    if hints:
-        given = ", ".join(code(f"{name} = {value!r}") for name, value in hints.items())
+    hints = dict(report.given_hints)
+    dropped = hints.pop("drop", None)
+    if given := ", ".join(code(f"{name} = {value!r}") for name, value in hints.items()):
         sentences.append(f"Settings that the checkpoint does not contain were given at conversion: {given}.")
-    if report.given_hints.get("drop"):
+    if dropped:
         sentences.append("Its classifier was left out.")
     return ModelFacts(
         name=name,
@@ -237,7 +233,8 @@ def source_facts(folder: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if said := metadata_of(text):
         facts |= _license_of_page(said)
-        facts["datasets"] = [name for name in _listed(said.get("datasets")) if is_repo_id(name)]
+        listed = said.get("datasets")
+        facts["datasets"] = [name for name in (listed if isinstance(listed, list) else [listed]) if is_repo_id(name)]
     if "license" not in facts and (noted := _license_in_config(folder / "config.json")) is not None:
         facts |= {"license": noted} if noted in LICENSES_OF_TIMM else {"license": "other", "license_name": noted}
     if citations := [entry for entry in BIBTEX.findall(text) if len(entry) <= LONGEST_CITATION]:
@@ -291,11 +288,6 @@ def _license_in_config(path: Path) -> str | None:
     return next((name.lower() for name in noted if isinstance(name, str) and LICENSE_NAME.fullmatch(name)), None)
 
 
-def _listed(value: object) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [each for each in values if isinstance(each, str)]
-
-
 def is_repo_id(name: object) -> bool:
     """Return whether this can be the id of a repository on the Hub."""
     try:
@@ -325,7 +317,7 @@ def _card(folder: Path, facts: ModelFacts) -> str:
     labels = [str(label) for _, label in sorted((config.id2label or {}).items())] if classifies else []
     many_sizes = bool((checkpoint.preprocessor_config or {}).get("max_num_patches"))
     card = ModelCard.from_template(
-        _metadata(name, repo_id, classifies, facts),
+        _metadata(name, classifies, facts),
         str(TEMPLATE),
         name=name,
         repo_id=repo_id,
@@ -352,15 +344,10 @@ def _card(folder: Path, facts: ModelFacts) -> str:
     return str(card)
 
 
-def _metadata(name: str, repo_id: str, classifies: bool, facts: ModelFacts) -> ModelCardData:
+def _metadata(name: str, classifies: bool, facts: ModelFacts) -> ModelCardData:
     results = [copy.copy(result) for result in facts.results]
     for result in results:
         vars(result).update({part: one_line(value) for part, value in vars(result).items() if isinstance(value, str)})
-    widget = [
-        {"src": address(place) or f"https://huggingface.co/{repo_id}/resolve/main/{urllib.parse.quote(place)}",
-         "example_title": one_line(title)}
-        for title, place in facts.examples.items()
-    ]  # fmt: skip
     return ModelCardData(  # omits what is None
         library_name="transformers",
         pipeline_tag="image-classification" if classifies else "image-feature-extraction",
@@ -374,7 +361,6 @@ def _metadata(name: str, repo_id: str, classifies: bool, facts: ModelFacts) -> M
         metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
         model_name=name if results else None,
         eval_results=results or None,
-        widget=widget or None,
     )
 
 
