@@ -71,7 +71,7 @@ class Adapter:
         rank, auto_class = self.settings.get("r"), self._auto_class()
         tags = [one_line(tag) for tag in (*_tags(metadata), *more_tags) if not tag.startswith(TAG_OF_BASE)]
         kept = {key: value for key, value in metadata.items() if key not in ("base_model", "tags", "library_name")}
-        known = {
+        known: dict[str, Any] = {
             "pipeline_tag": "image-classification" if auto_class == CLASSIFIER else "image-feature-extraction",
             **kept,
             "base_model": self.base_model, "base_model_relation": "adapter", "library_name": "peft",

@@ -133,7 +133,7 @@ class Delivery:
             name: len(content) if isinstance(content, bytes) else content.stat().st_size
             for name, content in sorted(self.contents.sent.items())
         }
-        return self._push(sizes, self.contents.left_out)
+        return Push(self.repo_id, sizes, self.contents.left_out, reencoded=self.contents.reencoded, notes=self.notes)
 
     def delivered(self) -> Push:
         """Push, retrying after transient errors.
@@ -174,7 +174,7 @@ class Delivery:
         changed = [each for each in added if each.path_in_repo not in unchanged]
         removed = [name for name in there if WEIGHTS.fullmatch(name) and name not in sent]
         sizes = {each.path_in_repo: each.upload_info.size for each in changed}
-        push = self._push(sizes, left_out, removed=removed, unchanged=unchanged)
+        push = Push(repo_id, sizes, left_out, removed, unchanged, self.contents.reencoded, self.notes)
         if not changed and not removed:
             return replace(self.attempt or push, url=f"{huggingface_hub.constants.ENDPOINT}/{repo_id}/commit/{head}")
         if moved := self.contents.changed():
@@ -212,9 +212,6 @@ class Delivery:
             )
         if self.revision is not None and not self.revision.startswith("refs/"):
             api.create_branch(repo_id, branch=self.revision, exist_ok=True)
-
-    def _push(self, sizes: Mapping[str, int], left_out: Mapping[str, str], **lists: Sequence[str]) -> Push:
-        return Push(self.repo_id, sizes, left_out, reencoded=self.contents.reencoded, notes=self.notes, **lists)
 
     def _remove_if_empty(self) -> None:
         """Delete the repository created for a push that failed permanently, if it is still empty."""

@@ -90,7 +90,7 @@ def push_folder(
     delivery = Delivery(
         api=HfApi(token=token, library_name="plain-vit"), repo_id=repo_id, contents=contents, private=private,
         revision=revision, message=message, overwrites_card=CARD in include, notes=notes,
-        base_model=opened.adapter and opened.adapter.base_model,
+        base_model=opened.adapter.base_model if opened.adapter else None,
     )  # fmt: skip
     return delivery.planned() if dry_run else delivery.delivered()
 
@@ -134,8 +134,7 @@ def push(
         model.save_pretrained(folder)
         if image_processor is not None:
             image_processor.save_pretrained(folder)
-        options = {"private": private, "revision": revision, "message": message, "tags": tags, "token": token}
-        return push_folder(folder, repo_id, **options)
+        return push_folder(folder, repo_id, private=private, revision=revision, message=message, tags=tags, token=token)
 
 
 def check_repository(
