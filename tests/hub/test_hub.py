@@ -514,7 +514,8 @@ def test_a_class_of_ones_own_is_pushed_with_its_code_and_opens(
     push(model, REPO) if whole else model.push_to_hub(REPO)
     assert set(hub.files(REPO)) >= {"README.md", "config.json", "model.safetensors", f"{name}.py"}
     where = AutoConfig.from_pretrained(REPO).auto_map["AutoModelForImageClassification"]
-    opened = get_class_from_dynamic_module(where, REPO).from_pretrained(REPO)  # not the class of the package
+    kind: Any = get_class_from_dynamic_module(where, REPO)  # not the class of the package
+    opened = kind.from_pretrained(REPO)
     assert type(opened).__module__.startswith("transformers_modules.")
     assert torch.equal(logits(opened), 2 * logits(build(0)))
 
