@@ -294,7 +294,7 @@ def is_repo_id(name: object) -> bool:
         validate_repo_id(name)  # type: ignore[arg-type]
     except HFValidationError:
         return False
-    return True
+    return isinstance(name, str)
 
 
 # ---- the card ----

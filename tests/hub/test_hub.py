@@ -197,8 +197,10 @@ def test_a_model_that_pushes_itself_to_a_new_private_repository_opens(hub: HubEn
 
 @pytest.mark.slow
 def test_saving_with_push_to_hub_uploads_what_was_saved_and_nothing_else(hub: HubEndpoint, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    build(seed=2).save_pretrained(tmp_path, push_to_hub=True, repo_id=REPO)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    build(seed=2).save_pretrained(folder, push_to_hub=True, repo_id=REPO)
     assert set(hub.files(REPO)) == WHOLE - {"preprocessor_config.json", "image_processing_plain_vit.py"}
     assert torch.equal(logits(AutoModelForImageClassification.from_pretrained(REPO)), logits(build(2)))
 
