@@ -1,6 +1,7 @@
 """Small untrusted text files, such as a config.json, read and parsed within limits."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from ..errors import CheckpointError, UnsafeFileError
 from .tensors import MAX_HEADER_BYTES
 
 MAX_JSON_PARTS = 500_000  # in a safetensors header, about ten per tensor
+CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")  # a form feed is in many licences
 
 
 def read_small_file(path: Path) -> bytes:
@@ -28,6 +30,21 @@ def read_small_file(path: Path) -> bytes:
     if len(content) > MAX_HEADER_BYTES:
         raise UnsafeFileError(f"{path} has {path.stat().st_size} bytes; at most {MAX_HEADER_BYTES} are read.")
     return content
+
+
+def plain_text(content: bytes) -> str:
+    """Decode a plain text.
+
+    Raises:
+        CheckpointError: It is not UTF-8, or contains control characters.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise CheckpointError("it is not UTF-8 text") from None
+    if found := CONTROL.search(text):
+        raise CheckpointError(f"it contains the control character {found[0]!a}")
+    return text
 
 
 def parse_json(text: bytes, what: str, kinds: tuple[type, ...] = (dict,)) -> Any:

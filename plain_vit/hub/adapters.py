@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,11 @@ from ..files.texts import parse_json
 from .card import CARD, PLACEHOLDER, is_repo_id, metadata_of
 from .markdown import code, fenced, one_line, plain
 
+TEMPLATE = Path(__file__).with_name("adapter_card.md")
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)[\\/]snapshots[\\/]")  # a folder of the Hub's cache
 HEAD = re.compile(r"(?:base_model\.model\.)?(?:classifier|head|fc)\.weight")
+CLASSIFIER = "AutoModelForImageClassification"
 AUTO_CLASS = re.compile(r"(?:[A-Z]\w*)?For([A-Z]\w{0,50})")
 TAG_OF_BASE = "base_model:"
 # What peft adds to its model card template: versions, and how the base was quantised.
@@ -67,54 +68,48 @@ class Adapter:
                     f"{self.base_model} in its metadata, and remove the others and their tags."
                 )
             return written
+        rank, auto_class = self.settings.get("r"), self._auto_class()
         tags = [one_line(tag) for tag in (*_tags(metadata), *more_tags) if not tag.startswith(TAG_OF_BASE)]
         kept = {key: value for key, value in metadata.items() if key not in ("base_model", "tags", "library_name")}
-        known = {
+        known: dict[str, Any] = {
+            "pipeline_tag": "image-classification" if auto_class == CLASSIFIER else "image-feature-extraction",
+            **kept,
             "base_model": self.base_model, "base_model_relation": "adapter", "library_name": "peft",
             "tags": list(dict.fromkeys([*tags, f"{TAG_OF_BASE}adapter:{self.base_model}", "vision", "plain-vit"])),
         }  # fmt: skip
-        head = ModelCardData(**{"pipeline_tag": self._task(), **kept, **known}).to_yaml()
-        return marked(str(ModelCard(f"---\n{head}\n---\n\n{self._body(kept.get('license'))}\n")))
+        card = ModelCard.from_template(
+            ModelCardData(**known),
+            str(TEMPLATE),
+            name=self.base_model.rpartition("/")[2],
+            kind=self.settings["peft_type"],
+            rank=rank if type(rank) is int and 0 < rank < 10**6 else None,
+            parameters=sum(map(prod, self.shapes.values())),
+            shapes=self.shapes,
+            num_labels=self._own_head(),
+            loading=self._loading(auto_class),
+            license=kept.get("license"),
+            code=code, fenced=fenced, plain=plain,
+        )  # fmt: skip
+        return marked(str(card))
 
-    def _body(self, license: object) -> str:
-        base = f"[{self.base_model}](https://huggingface.co/{self.base_model})"
-        kind, rank = self.settings["peft_type"], self.settings.get("r")
-        of_rank = f" of rank {rank}" if type(rank) is int and 0 < rank < 10**6 else ""
-        count = sum(map(prod, self.shapes.values()))
-        head = self._own_head()
-        own = f" It includes a classifier for {head} labels, whose names it does not store." if head else ""
-        stated = (
-            f"The adapter is licensed under {code(license)}; the base model has its own licence."
-            if license
-            else "> **The adapter states no licence.** Without one, nobody else may use it: ask its owner, or set "
-            "`license` in the metadata of this card. The base model has its own licence."
-        )
-        return (
-            f"# {PLACEHOLDER}/{plain(self.base_model.rpartition('/')[2])}-adapter\n\n"
-            f"An adapter ({code(kind)}{of_rank}) for {base}, with {count:,} parameters in {len(self.shapes)} tensors. "
-            f"It is loaded into that model and cannot be used on its own.{own}\n\n"
-            f"## How to load it\n\n{fenced(self._loading(), 'python')}\n\n"
-            "Use the image processor of the base model, unless this repository has one.\n\n"
-            f"## License\n\n{stated}"
-        )
-
-    def _loading(self) -> str:
+    def _loading(self, auto_class: str) -> str:
         options = [json.dumps(self.base_model)]
         if isinstance(revision := self.settings.get("revision"), str):
             options.append(f"revision={json.dumps(revision)}")
         if (count := self._own_head()) is not None:
             options += [f"num_labels={count}", "ignore_mismatched_sizes=True"]
-        name = self._auto_class()
+        is_ours = self._class_of_base()[0].rpartition(".")[2] == "modeling_plain_vit"
         return "\n".join([
-            *(["import plain_vit"] * self._is_ours()), "from peft import PeftModel", f"from transformers import {name}",
-            "", f"base = {name}.from_pretrained({', '.join(options)})",
+            *(["import plain_vit"] * is_ours), "from peft import PeftModel", f"from transformers import {auto_class}",
+            "", f"base = {auto_class}.from_pretrained({', '.join(options)})",
             f'model = PeftModel.from_pretrained(base, "{PLACEHOLDER}/adapter")',
         ])  # fmt: skip
 
-    def _own_head(self) -> int | None:
-        """Return the number of labels of the adapter's own classifier; None if it has none."""
-        heads = [shape[0] for name, shape in self.shapes.items() if HEAD.fullmatch(name) and len(shape) == 2]
-        return heads[0] if heads else None
+    def _auto_class(self) -> str:
+        """Return the Auto class that opens the base model."""
+        if match := AUTO_CLASS.fullmatch(self._class_of_base()[1]):
+            return f"AutoModelFor{match[1]}"
+        return "AutoModel" if self._own_head() is None else CLASSIFIER
 
     def _class_of_base(self) -> tuple[str, str]:
         """Return the module and class of the base model as recorded by peft, which omits them if given a task."""
@@ -122,18 +117,10 @@ class Adapter:
         noted = noted if isinstance(noted, dict) else {}
         return str(noted.get("parent_library")), str(noted.get("base_model_class"))
 
-    def _is_ours(self) -> bool:
-        return self._class_of_base()[0].rpartition(".")[2] == "modeling_plain_vit"
-
-    def _auto_class(self) -> str:
-        match = AUTO_CLASS.fullmatch(self._class_of_base()[1])
-        if match:
-            return f"AutoModelFor{match[1]}"
-        return "AutoModelForImageClassification" if self._own_head() is not None else "AutoModel"
-
-    def _task(self) -> str:
-        classifies = self._auto_class() == "AutoModelForImageClassification"
-        return "image-classification" if classifies else "image-feature-extraction"
+    def _own_head(self) -> int | None:
+        """Return the number of labels of the adapter's own classifier; None if it has none."""
+        heads = [shape[0] for name, shape in self.shapes.items() if HEAD.fullmatch(name) and len(shape) == 2]
+        return heads[0] if heads else None
 
 
 def open_adapter(folder: Path) -> Adapter:
@@ -166,12 +153,7 @@ def _tags(metadata: Mapping[str, Any]) -> list[str]:
 
 def _is_template(page: str) -> bool:
     """Return whether a card is the unmodified template of peft, apart from its metadata."""
-    return _words(REGEX_YAML_BLOCK.sub("", page, count=1)) == _template()
-
-
-@cache
-def _template() -> list[str]:
-    return _words(ModelCard.from_template(ModelCardData()).text)
+    return _words(REGEX_YAML_BLOCK.sub("", page, count=1)) == _words(ModelCard.from_template(ModelCardData()).text)
 
 
 def _words(text: str) -> list[str]:

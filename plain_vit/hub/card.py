@@ -5,18 +5,17 @@ Unknown facts are omitted. A card edited by hand is never overwritten.
 
 import copy
 import inspect
-import json
 import math
 import re
 import urllib.parse
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import torch
 import transformers
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -31,16 +30,17 @@ from ..configuration_plain_vit import PlainViTConfig
 from ..conversion.parity import StageDifference
 from ..conversion.report import Report
 from ..conversion.sources.transformers.pixels import processor_from_transformers
-from ..errors import CheckpointError, counted
+from ..errors import CheckpointError, UnsafeFileError, counted
 from ..files.marks import MARK, is_untouched, marked
 from ..files.reading import read_checkpoint
+from ..files.texts import parse_json, read_small_file
 from ..image_processing_plain_vit import PIL_MODES, SourcePreprocessing
-from ..scores import MULTI_LABEL, REGRESSION
 from ..system.environment import version
 from .licenses import license_files
 from .markdown import LONGEST, address, code, fenced, one_line, plain
 
 CARD = "README.md"
+TEMPLATE = Path(__file__).with_name("model_card.md")
 PLACEHOLDER = "your-name"  # the owner of a model that is not on the Hub yet; replaced when pushing
 RELATIONS = ("finetune", "adapter", "merge", "quantized")  # the Hub's relations to a base model
 IMAGE_PROCESSOR = "PlainViTImageProcessor"
@@ -49,8 +49,6 @@ RESIZE_WORDS = {
     "cover": "to cover {}, aspect ratio kept",
     "contain": "to fit into {}, aspect ratio kept",
 }
-SHOWN_LABELS = 30
-SHOWN_TWICE = 10  # names shared by several labels
 LONGEST_CITATION, MOST_CITATIONS = 5000, 10
 ORIGIN = "Where the weights come from"  # title of a section
 LONGEST_ORIGIN = 1000  # characters of a source's origin
@@ -61,16 +59,6 @@ MAX_CARD = 1_000_000  # characters of a source's model card that are read
 BIBTEX = re.compile(r"^```bibtex\r?\n(.*?)\r?\n```", re.MULTILINE | re.DOTALL)
 # Licences in timm's table of models that the Hub has under the same name; for others it uses "other".
 LICENSES_OF_TIMM = {"apache-2.0", "mit", "cc-by-nc-4.0", "apple-ascl", "apple-amlr"}
-
-VIT_CITATION = """\
-@inproceedings{dosovitskiy2021image,
-  title     = {An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale},
-  author    = {Alexey Dosovitskiy and Lucas Beyer and Alexander Kolesnikov and Dirk Weissenborn and Xiaohua Zhai and
-               Thomas Unterthiner and Mostafa Dehghani and Matthias Minderer and Georg Heigold and Sylvain Gelly and
-               Jakob Uszkoreit and Neil Houlsby},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2021},
-}"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +82,6 @@ class ModelFacts:
         environment: Versions and hardware, by name.
         limits: Sentences about limitations, in addition to those that follow from the folder.
         citations: BibTeX entries, in addition to that of the paper.
-        examples: Images for the widget, as paths in the folder or URLs, by title.
         tags: Tags in addition to those that every model here has.
 
     Raises:
@@ -117,7 +104,6 @@ class ModelFacts:
     environment: Mapping[str, str] = field(default_factory=dict)
     limits: Sequence[str] = ()
     citations: Sequence[str] = ()
-    examples: Mapping[str, str] = field(default_factory=dict)
     tags: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -163,9 +149,9 @@ def write_card(folder: Path, facts: ModelFacts) -> bool:
 
 def card_text(folder: Path, facts: ModelFacts) -> str:
     """Return the model card without writing it; arguments and errors are those of `write_card`."""
-    for name in (*facts.curves.values(), *(place for place in facts.examples.values() if "://" not in place)):
+    for name in facts.curves.values():
         if not (folder / name).is_file():
-            raise ValueError(f"{folder / name} does not exist: give images by their paths in the folder.")
+            raise ValueError(f"{folder / name} does not exist: give figures by their paths in the folder.")
     text = _card(folder, facts).encode("utf-8", "backslashreplace").decode()  # a file name may not be valid UTF-8
     return marked(text)
 
@@ -189,19 +175,17 @@ def facts_of_conversion(report: Report, name: str, revision: str | None = None) 
     source = Path(report.source)
     on_hub = not source.exists()
     layout = f", layout {report.layout}" if report.layout else ""
-    if on_hub:
-        at = f" at {code(revision)}" if revision else ""
-        place = f"[{report.source}](https://huggingface.co/{report.source}){at}"
-    else:
-        place = code(source.resolve().name)  # its full path is private
+    at = f" at {code(revision)}" if revision else ""
+    link = f"[{report.source}](https://huggingface.co/{report.source}){at}"
+    place = link if on_hub else code(source.resolve().name)  # its full path is private
     folder = source_folder(report, revision)
     said = {} if folder is None else source_facts(folder)
     sentences = [f"Converted from {place}, a checkpoint of {report.format}{layout}."]
-    hints = {name: value for name, value in report.given_hints.items() if name != "drop"}
-    if hints:
-        given = ", ".join(code(f"{name} = {value!r}") for name, value in hints.items())
+    hints = dict(report.given_hints)
+    dropped = hints.pop("drop", None)
+    if given := ", ".join(code(f"{name} = {value!r}") for name, value in hints.items()):
         sentences.append(f"Settings that the checkpoint does not contain were given at conversion: {given}.")
-    if report.given_hints.get("drop"):
+    if dropped:
         sentences.append("Its classifier was left out.")
     return ModelFacts(
         name=name,
@@ -249,7 +233,8 @@ def source_facts(folder: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if said := metadata_of(text):
         facts |= _license_of_page(said)
-        facts["datasets"] = [name for name in _listed(said.get("datasets")) if is_repo_id(name)]
+        listed = said.get("datasets")
+        facts["datasets"] = [name for name in (listed if isinstance(listed, list) else [listed]) if is_repo_id(name)]
     if "license" not in facts and (noted := _license_in_config(folder / "config.json")) is not None:
         facts |= {"license": noted} if noted in LICENSES_OF_TIMM else {"license": "other", "license_name": noted}
     if citations := [entry for entry in BIBTEX.findall(text) if len(entry) <= LONGEST_CITATION]:
@@ -294,20 +279,13 @@ def _license_of_page(said: Mapping[str, Any]) -> dict[str, str]:
 
 def _license_in_config(path: Path) -> str | None:
     """Return the licence from timm's config.json: in `pretrained_cfg`, or in old files at the top level."""
-    if not path.is_file() or path.stat().st_size > MAX_CARD:
-        return None
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
+        settings = parse_json(read_small_file(path), path.name)
+    except (CheckpointError, UnsafeFileError):
         return None
-    tables = [settings, settings.get("pretrained_cfg")] if isinstance(settings, dict) else []
+    tables = (settings, settings.get("pretrained_cfg"))
     noted = (table.get("license") for table in tables if isinstance(table, dict))
     return next((name.lower() for name in noted if isinstance(name, str) and LICENSE_NAME.fullmatch(name)), None)
-
-
-def _listed(value: object) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [each for each in values if isinstance(each, str)]
 
 
 def is_repo_id(name: object) -> bool:
@@ -316,7 +294,7 @@ def is_repo_id(name: object) -> bool:
         validate_repo_id(name)  # type: ignore[arg-type]
     except HFValidationError:
         return False
-    return True
+    return isinstance(name, str)
 
 
 # ---- the card ----
@@ -335,123 +313,64 @@ def _card(folder: Path, facts: ModelFacts) -> str:
     name = one_line(facts.name or folder.resolve().name) or "model"
     repo_id = f"{PLACEHOLDER}/{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-') or 'model'}"
     classifies = _is(config, "ImageClassification")
+    tensors = checkpoint.tensors.meta().values()
+    labels = [str(label) for _, label in sorted((config.id2label or {}).items())] if classifies else []
     many_sizes = bool((checkpoint.preprocessor_config or {}).get("max_num_patches"))
-    size = "many sizes" if many_sizes else "{} x {} pixels".format(*config.image_shape)
-    sections = [
-        (None, _what_it_is(config, classifies, checkpoint.tensors.meta(), size=size)),
-        (ORIGIN, _origin(facts)),
-        ("How to load it", _loading(repo_id, classifies, has_code=(folder / "modeling_plain_vit.py").exists())),
-        ("Preprocessing", preprocessing),
-        ("Results", _results(facts)),
-        ("Training", _table(facts.recipe, "setting")),
-        ("Environment", _table(facts.environment, "part")),
-        ("Limits", _limits(config, classifies, facts, many_sizes=many_sizes)),
-        ("License", _license(facts, license_files(folder))),
-        ("Citation", "\n\n".join(fenced(entry, "bibtex") for entry in _citations(facts))),
-    ]
-    body = "\n\n".join(f"## {title}\n\n{text}" if title else text for title, text in sections if text)
-    head = _metadata(name, repo_id, classifies, facts).to_yaml()
-    return str(ModelCard(f"---\n{head}\n---\n\n# {plain(name)}\n\n{body}\n"))
+    card = ModelCard.from_template(
+        _metadata(name, classifies, facts),
+        str(TEMPLATE),
+        name=name,
+        repo_id=repo_id,
+        facts=facts,
+        config=config,
+        size="many sizes" if many_sizes else "{} x {} pixels".format(*config.image_shape),
+        parameters=sum(tensor.numel() for tensor in tensors),
+        dtypes=sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}),
+        classifies=classifies,
+        predicts_patches=_is(config, "MaskedImageModeling"),
+        labels=labels,
+        are_named=not all(label.startswith("LABEL_") for label in labels),
+        has_code=(folder / "modeling_plain_vit.py").exists(),
+        preprocessing=preprocessing,
+        shared_labels=[name for name, count in Counter(labels).items() if count > 1],
+        is_calibrated=any(result.metric_type == "calibration_error" for result in facts.results),
+        needs_whole_patches=not (config.drop_partial_patches or many_sizes),  # or the image processor makes them whole
+        license_link=address(facts.license_link),
+        license_files=", ".join(f"[{plain(name)}]({urllib.parse.quote(name)})" for name in license_files(folder)),
+        cites_paper=any("Worth 16x16 Words" in entry for entry in facts.citations),
+        cell=partial(plain, longest=2 * LONGEST),
+        code=code, counted=counted, fenced=fenced, listed=_listed_names, plain=plain, quote=urllib.parse.quote,
+    )  # fmt: skip
+    return str(card)
 
 
-def _metadata(name: str, repo_id: str, classifies: bool, facts: ModelFacts) -> ModelCardData:
-    task = "image-classification" if classifies else "image-feature-extraction"
+def _metadata(name: str, classifies: bool, facts: ModelFacts) -> ModelCardData:
     results = [copy.copy(result) for result in facts.results]
     for result in results:
         vars(result).update({part: one_line(value) for part, value in vars(result).items() if isinstance(value, str)})
-    known: dict[str, Any] = {
-        "license": facts.license and one_line(facts.license),
-        "license_name": facts.license_name and one_line(facts.license_name),
-        "license_link": address(facts.license_link),
-        "base_model": facts.base_model,
-        "datasets": list(facts.datasets) or None,
-        "metrics": list(dict.fromkeys(result.metric_type for result in results)) or None,
-    }
-    if facts.base_model_relation is not None:
-        known["base_model_relation"] = facts.base_model_relation
-    if facts.results:
-        known |= {"model_name": name, "eval_results": results}
-    if facts.examples:
-        known["widget"] = [
-            {"src": address(place) or f"https://huggingface.co/{repo_id}/resolve/main/{urllib.parse.quote(place)}",
-             "example_title": one_line(title)}
-            for title, place in facts.examples.items()
-        ]  # fmt: skip
-    tags = dict.fromkeys(["vision", "vit", "plain-vit", *map(one_line, facts.tags)])
-    return ModelCardData(library_name="transformers", pipeline_tag=task, tags=list(tags), **known)
+    return ModelCardData(  # omits what is None
+        library_name="transformers",
+        pipeline_tag="image-classification" if classifies else "image-feature-extraction",
+        tags=list(dict.fromkeys(["vision", "vit", "plain-vit", *map(one_line, facts.tags)])),
+        license=facts.license and one_line(facts.license),
+        license_name=facts.license_name and one_line(facts.license_name),
+        license_link=address(facts.license_link),
+        base_model=facts.base_model,
+        base_model_relation=facts.base_model_relation,
+        datasets=list(facts.datasets) or None,
+        metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
+        model_name=name if results else None,
+        eval_results=results or None,
+    )
 
 
-def _what_it_is(config: PlainViTConfig, classifies: bool, tensors: Mapping[str, torch.Tensor], *, size: str) -> str:
-    count = sum(tensor.numel() for tensor in tensors.values())
-    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
-    labels = [str(label) for _, label in sorted((config.id2label or {}).items())]
-    patch = " x ".join(map(str, config.patch_shape))
-    channels = "" if config.num_channels == 3 else f" in {counted(config.num_channels, 'channel')}"
-    sentences = [
-        f"A Vision Transformer with {config.num_hidden_layers} layers of width {config.hidden_size} and "
-        f"{config.num_attention_heads} heads, for images of {size}{channels} and patches of "
-        f"{patch} pixels (height x width). It has {count:,} parameters, stored as "
-        f"{' and '.join(sorted(dtypes))}."
-    ]
-    if classifies:
-        regresses = config.problem_type == REGRESSION
-        returned = f"It returns {counted(len(labels), 'number')} per image" if regresses else ""
-        said = returned or f"It has {counted(len(labels), 'label')}"
-        if all(label.startswith("LABEL_") for label in labels):
-            sentences.append(f"{said}, whose {'names are' if len(labels) > 1 else 'name is'} not known.")
-        else:
-            shown = ", ".join(plain(label) for label in labels[:SHOWN_LABELS])
-            rest = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
-            sentences.append(f"{said}: {shown}{rest}.")
-    else:
-        returned = "one vector per patch" if config.pooling == "none" else "one vector per image and one per patch"
-        sentences.append(f"It has no classifier: it returns {returned}.")
-        if _is(config, "MaskedImageModeling"):
-            sentences.append("`AutoModelForMaskedImageModeling` opens it with the layer that predicts masked patches.")
-    return " ".join(sentences)
+def _listed_names(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(plain, names[:most])) + more
 
 
 def _is(config: PlainViTConfig, task: str) -> bool:
     return any(task in str(kind) for kind in config.architectures or [])
-
-
-def _origin(facts: ModelFacts) -> str:
-    lines = [facts.origin] if facts.origin else []
-    if facts.differences:
-        worst = max(facts.differences, key=lambda stage: stage.relative)
-        last = facts.differences[-1]
-        lines.append(
-            "Compared with the source's own model on the same pixels, in float32, the largest difference relative to "
-            f"the largest value is {last.relative:.1e} for the {last.stage}, and over all stages at most "
-            f"{worst.relative:.1e} ({worst.stage})."
-        )
-    return "\n\n".join(lines)
-
-
-def _loading(repo_id: str, classifies: bool, *, has_code: bool) -> str:
-    task, auto = (
-        ("image-classification", "AutoModelForImageClassification")
-        if classifies
-        else ("image-feature-extraction", "AutoModel")
-    )
-    ways = [
-        "With plain-vit installed:\n\n```python\nimport plain_vit\n"
-        f'from transformers import pipeline\n\nrun = pipeline("{task}", "{repo_id}")\n'
-        'print(run("image.png"))\n```'
-    ]
-    if has_code:
-        ways.append(
-            "Without it, using the code in this repository:\n\n```python\n"
-            f"from transformers import AutoImageProcessor, {auto}\n\n"
-            f'processor = AutoImageProcessor.from_pretrained("{repo_id}", trust_remote_code=True)\n'
-            f'model = {auto}.from_pretrained("{repo_id}", trust_remote_code=True)\n```'
-        )
-    ways.append(
-        "With plain-vit, as model, image processor and a report that accounts for every tensor:\n\n```python\n"
-        "from plain_vit.conversion import from_checkpoint\n\n"
-        f'converted = from_checkpoint("{repo_id}")\nprint(converted.report)\n```'
-    )
-    return "\n\n".join(ways)
 
 
 def _preprocessing(settings: Mapping[str, Any] | None, model_settings: Mapping[str, Any]) -> str:
@@ -465,33 +384,36 @@ def _preprocessing(settings: Mapping[str, Any] | None, model_settings: Mapping[s
     if not _has_common_steps(processor):
         name = code(type(processor).__name__)
         return f"Images are prepared by transformers' {name} with its settings in this repository."
-    ours = isinstance(processor, SourcePreprocessing)
-    steps = []
-    if processor.do_convert_rgb:
-        mode = PIL_MODES.get(len(processor.image_mean)) if ours else "RGB"
-        steps += [f"Images are converted to {'grayscale' if mode == 'L' else mode}."] if mode else []
-    if processor.do_resize:
-        resample = PILImageResampling.BILINEAR if processor.resample is None else processor.resample
-        steps.append(f"They are resized {_resized(processor)} ({PILImageResampling(resample).name.lower()}).")
-    if processor.do_center_crop:
-        steps.append(f"They are center-cropped to {_extent(processor.crop_size)}; {_filling(processor)}.")
-    if processor.do_rescale:
-        factor = processor.rescale_factor
-        steps.append(
-            "Values are rescaled from [0, 255] to [0, 1]."
-            if math.isclose(255 * factor, 1)
-            else f"Values are multiplied by {factor:.8g}."
-        )
-    if processor.do_normalize:
-        mean, std = (", ".join(f"{value:.8g}" for value in values) for values in _per_channel(processor))
-        steps.append(f"Each channel is normalized with mean ({mean}) and standard deviation ({std}).")
-    if getattr(processor, "do_pad", False):
-        extent = _extent(processor.pad_size) if processor.pad_size else "the size of the largest image of the batch"
-        steps.append(f"They are padded with zeros at the bottom and at the right to {extent}.")
-    if not steps:
+    if not (steps := list(_steps(processor))):
         return ""
     steps[0] = re.sub(r"^They\b", "Images", steps[0])
     return " ".join([*steps, "The image processor in this repository applies these steps."])
+
+
+def _steps(processor: Any) -> Iterator[str]:
+    """Yield a sentence per step."""
+    ours = isinstance(processor, SourcePreprocessing)
+    mode = PIL_MODES.get(len(processor.image_mean)) if ours else "RGB"
+    if processor.do_convert_rgb and mode:
+        yield f"They are converted to {'grayscale' if mode == 'L' else mode}."
+    if processor.do_resize:
+        resample = PILImageResampling.BILINEAR if processor.resample is None else processor.resample
+        yield f"They are resized {_resized(processor)} ({PILImageResampling(resample).name.lower()})."
+    if processor.do_center_crop:
+        color = getattr(processor, "pad_color", None) or [0]
+        filled = f"({_numbers(color)})" if any(color) else "black"
+        extent = _extent(processor.crop_size)
+        yield f"They are center-cropped to {extent}; the area beyond a smaller image is {filled}."
+    if processor.do_rescale:
+        to_one = math.isclose(255 * processor.rescale_factor, 1)
+        factor = f"multiplied by {processor.rescale_factor:.8g}"
+        yield f"Values are {'rescaled from [0, 255] to [0, 1]' if to_one else factor}."
+    if processor.do_normalize:
+        mean, std = _numbers(processor.image_mean), _numbers(processor.image_std)
+        yield f"Each channel is normalized with mean ({mean}) and standard deviation ({std})."
+    if getattr(processor, "do_pad", False):
+        extent = _extent(processor.pad_size) if processor.pad_size else "the size of the largest image of the batch"
+        yield f"They are padded with zeros at the bottom and at the right to {extent}."
 
 
 def _has_common_steps(processor: Any) -> bool:
@@ -509,100 +431,21 @@ def _resized(processor: Any) -> str:
         side = processor.patch_size
         return f"to at most {most} patches of {side} x {side} pixels, aspect ratio kept"
     size = processor.size
-    if size.shortest_edge and size.longest_edge:
-        return (
-            f"to {size.shortest_edge} pixels along the shortest edge, or less where the longest edge would exceed "
-            f"{size.longest_edge} pixels"
-        )
     if size.shortest_edge:
-        return f"to {size.shortest_edge} pixels along the shortest edge"
+        longest = (
+            f", or less where the longest edge would exceed {size.longest_edge} pixels" if size.longest_edge else ""
+        )
+        return f"to {size.shortest_edge} pixels along the shortest edge{longest}"
     if size.max_height and size.max_width:
         return f"to at most {size.max_height} x {size.max_width} pixels, aspect ratio kept"
     return RESIZE_WORDS[getattr(processor, "resize_mode", None)].format(_extent(size))
-
-
-def _filling(processor: Any) -> str:
-    """Return what a centre crop fills the area beyond the image with."""
-    color = getattr(processor, "pad_color", None)
-    shown = f"({', '.join(f'{level:.8g}' for level in color)})" if color and any(color) else "black"
-    return f"the area beyond a smaller image is {shown}"
-
-
-def _per_channel(processor: Any) -> Iterator[Sequence[float]]:
-    for values in (processor.image_mean, processor.image_std):
-        yield values if isinstance(values, Sequence) else [values]
-
-
-def _results(facts: ModelFacts) -> str:
-    parts = []
-    if facts.results:
-        lines = ["| dataset | split | metric | value |", "|---|---|---|---|"]
-        for result in facts.results:
-            value = f"{result.metric_value:.4f}" if isinstance(result.metric_value, float) else result.metric_value
-            metric = result.metric_name or result.metric_type
-            lines.append(_row(result.dataset_name, result.dataset_split or "", metric, value))
-        parts.append("\n".join(lines))
-    parts += [f"![{plain(caption)}]({urllib.parse.quote(path)})" for caption, path in facts.curves.items()]
-    return "\n\n".join(parts)
-
-
-def _limits(config: PlainViTConfig, classifies: bool, facts: ModelFacts, *, many_sizes: bool) -> str:
-    sentences = [*facts.limits]
-    if classifies:
-        sentences.append(_what_scores_say(config, facts))
-        names = Counter(str(label) for label in (config.id2label or {}).values())
-        if twice := [name for name, count in names.items() if count > 1]:
-            rest = f" and {len(twice) - SHOWN_TWICE} more" if len(twice) > SHOWN_TWICE else ""
-            listed = ", ".join(plain(name) for name in twice[:SHOWN_TWICE])
-            sentences.append(f"Several labels share a name and differ only in their numbers: {listed}{rest}.")
-    if not (config.drop_partial_patches or many_sizes):  # the image processor resizes to whole patches
-        height, width = config.patch_shape
-        sentences.append(f"Image heights must be multiples of {height} pixels, and widths multiples of {width}.")
-    return "\n".join(f"- {sentence}" for sentence in sentences)
-
-
-def _what_scores_say(config: PlainViTConfig, facts: ModelFacts) -> str:
-    """Return the limits of what a classifier says, by the problem that it was trained for."""
-    if config.problem_type == REGRESSION:
-        return "Every image gets its numbers, even an image of something else."
-    measured = any(result.metric_type == "calibration_error" for result in facts.results)
-    unknown = "" if measured else ", and the calibration of the scores is unknown"
-    if config.problem_type == MULTI_LABEL or config.num_labels == 1:
-        return f"Each label is scored on its own, even for an image of something else{unknown}."
-    return f"Every image gets one of the {config.num_labels} labels, even an image of something else{unknown}."
-
-
-def _citations(facts: ModelFacts) -> list[str]:
-    """Return the source's entries, and that of the paper if it is not among them."""
-    paper = [] if any("Worth 16x16 Words" in entry for entry in facts.citations) else [VIT_CITATION]
-    return [*facts.citations, *paper]
-
-
-def _license(facts: ModelFacts, files: Sequence[str]) -> str:
-    code_license = "The code in this repository (`*.py`) is under the Apache License 2.0."
-    texts = ", ".join(f"[{plain(name)}]({urllib.parse.quote(name)})" for name in files)
-    if facts.license is None and files:
-        return f"The licence of the weights is in {texts}. {code_license}"
-    if facts.license is None:
-        return (
-            "> **No licence of the weights is stated.** Without one nobody else may use them: ask their owner, or "
-            f"state it as `license` in the metadata of this card.\n\n{code_license}"
-        )
-    link = address(facts.license_link)
-    said = f", as {facts.license_from} says" if facts.license_from else ""
-    text = f" ([text]({link}))" if link else f" ({texts})" if files else ""
-    return f"The weights are under {code(facts.license_name or facts.license)}{text}{said}. {code_license}"
-
-
-def _table(rows: Mapping[str, object], what: str) -> str:
-    return "\n".join([f"| {what} | value |", "|---|---|", *(_row(*row) for row in rows.items())]) if rows else ""
-
-
-def _row(*cells: object) -> str:
-    return "| " + " | ".join(plain(cell, 2 * LONGEST) for cell in cells) + " |"
 
 
 def _extent(size: Any) -> str:
     if size is None or not (size.height and size.width):
         raise ValueError(f"a size is {size}: expected height and width")
     return f"{size.height:d} x {size.width:d} pixels"
+
+
+def _numbers(values: Any) -> str:
+    return ", ".join(f"{value:.8g}" for value in (values if isinstance(values, Sequence) else [values]))

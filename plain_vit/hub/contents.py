@@ -1,20 +1,38 @@
-"""Selection of the files to push: those of a model repository, and those requested by path."""
+"""The files of a push: those of a model repository, and those requested by path; each is inspected before it is sent.
+
+Weights in safetensors, pictures and plain text are sent, and no other kind.
+"""
 
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 
-from ..errors import PushRefusedError
+from ..errors import CheckpointError, PushRefusedError
+from ..files.images import UNREADABLE, open_image, reason, upright
+from ..files.safetensors import open_safetensors
+from ..files.texts import plain_text
 from .card import CARD
-from .files import PICTURES, TEXTS, faults_of_text, look_into
 from .opening import Opened
 from .search import secrets_in
 
 NO_PART = "not part of a model repository"
 LIMIT_BYTES = 5_000_000_000  # per file; a larger one is more often a mistake than a model
+LONGEST_TEXT = 10_000_000  # bytes; such a text is searched in about 15 s
+LONGEST_CARD = 10_000_000  # bytes; in a longer one, no images are looked for
+
+WEIGHTS = ".safetensors"
+METADATA = {"format": {"pt", "np", "tf", "flax", "mlx"}}  # metadata that the writers of safetensors set
+PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+JPEG_OPTIONS = {"quality": 95, "subsampling": 0}
+# Plain text without these suffixes is sent if the list of a model repository names the file, such as LICENSE.
+TEXTS = {
+    ".bib", ".cff", ".csv", ".ini", ".json", ".jsonl", ".log", ".md", ".py", ".rst", ".sh", ".toml", ".tsv", ".txt",
+    ".yaml", ".yml",
+}  # fmt: skip
 
 # Files that accompany a model: model card, licences and label names.
 ACCOMPANYING = re.compile(
@@ -30,6 +48,7 @@ HOLDS = (
     "the report is sent: it shows images of the dataset (mistakes and attention), with the names of their files and "
     "classes, and the settings of the run"
 )
+INLINE_PICTURE = re.compile(r'src="data:image/png;base64,[A-Za-z0-9+/=]+"')  # in the page of a report
 LINKED = re.compile(
     r"!\[[^\]\n]{0,2000}\]\(<?([^\s()<>]{1,500})>?(?:\s[^)\n]{0,500})?\)|<img\b[^>]{0,2000}?\bsrc=[\"']?([^\s\"'>]{1,500})"
 )
@@ -58,14 +77,14 @@ class Contents:
         Raises:
             PushRefusedError: It contains a secret.
         """
-        if faults := faults_of_text(data, known, name):
+        if faults := _faults_of_text(data, known, name):
             raise PushRefusedError(f"{name} was not pushed:", [f"{name} {fault}" for fault in faults])
         self.sent[name] = data
 
     @property
     def reencoded(self) -> list[str]:
         """The pictures."""
-        return [name for name in self.sent if PurePosixPath(name).suffix.lower() in PICTURES]
+        return [name for name in self.sent if _suffix(name) in PICTURES]
 
     def changed(self) -> list[str]:
         """Return the files that have changed since they were inspected."""
@@ -103,13 +122,14 @@ def gather(
     for name, path in files.items():
         is_report = bool(REPORT.fullmatch(name))
         is_part = name in opened.needed or bool(ACCOMPANYING.fullmatch(name)) or name in shown
+        is_part = is_part or (is_report and include_report)
         if any(fnmatch(name, pattern) for pattern in exclude):
             if name in opened.needed:
                 faults.append(f"{name} is needed: the model does not open without it")
             contents.left_out[name] = "excluded"
-        elif not (is_part or name in asked or (is_report and include_report)):
+        elif not (is_part or name in asked):
             contents.left_out[name] = NO_REPORT if is_report else NO_PART
-        elif not (is_part or (is_report and include_report)) and (never := _never(name)):
+        elif not is_part and (never := _never(name)):
             faults.append(f"{name} {never}")
         else:
             faults += [f"{name} {fault}" for fault in _add(contents, name, path, folder, known, keys.get(name, ()))]
@@ -135,6 +155,37 @@ def _asked(include: Sequence[str], files: Collection[str]) -> tuple[set[str], di
     return asked, keys, faults
 
 
+def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the relative path and the path of every file below a folder; links to folders are not followed."""
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        links = [name for name in folders if Path(place, name).is_symlink()]
+        for path in (Path(place, name) for name in sorted([*names, *links])):
+            yield path.relative_to(folder).as_posix(), path
+
+
+def _never(name: str) -> str | None:
+    """Return why a file is not sent even if it is asked for."""
+    path = PurePosixPath(name)
+    if any(part.startswith(".") for part in path.parts):
+        return "is hidden or in a hidden folder: it is never uploaded"
+    if SECRET_NAME.fullmatch(path.name):
+        return "is named like a secret: it is never uploaded"
+    if _suffix(name) not in {*TEXTS, *PICTURES}:
+        return "is neither plain text nor PNG or JPEG, and --include sends nothing else: use `hf upload` for it"
+    return None
+
+
+def _linked(folder: Path, files: Collection[str]) -> set[str]:
+    """Return the images in the folder that its model card shows."""
+    page = folder / CARD
+    if not page.is_file() or page.stat().st_size > LONGEST_CARD:
+        return set()
+    links = (one or other for one, other in LINKED.findall(page.read_text(encoding="utf-8", errors="replace")))
+    names = {PurePosixPath(link.removeprefix("./")).as_posix() for link in links if "://" not in link}
+    return {name for name in names if name in files and _suffix(name) in PICTURES and not _never(name)}
+
+
 def _add(
     contents: Contents, name: str, path: Path, folder: Path, known: Collection[str], keys: Collection[str]
 ) -> list[str]:
@@ -154,36 +205,75 @@ def _add(
     return faults
 
 
-def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the relative path and the path of every file below a folder; links to folders are not followed."""
-    for place, folders, names in os.walk(folder):
-        folders.sort()
-        links = [name for name in folders if Path(place, name).is_symlink()]
-        for path in (Path(place, name) for name in sorted([*names, *links])):
-            yield path.relative_to(folder).as_posix(), path
+def look_into(path: Path, known: Collection[str], allowed_keys: Collection[str] = ()) -> tuple[Path | bytes, list[str]]:
+    """Inspect a file.
+
+    Args:
+        path: A regular file.
+        known: Known secrets to search for, such as the user's token.
+        allowed_keys: Keys allowed in the metadata of a safetensors file, besides those that its writers set.
+
+    Returns:
+        What to upload: the path of weights, or the content; and the reasons why it must not be uploaded.
+    """
+    if path.suffix == WEIGHTS:
+        return path, _faults_of_weights(path, known, allowed_keys)
+    try:
+        if _suffix(path.name) in PICTURES:
+            return _reencoded(path), []
+        if (size := path.stat().st_size) > LONGEST_TEXT:
+            return path, [f"is a text of {size:,} bytes; expected at most {LONGEST_TEXT:,}"]
+        data = path.read_bytes()
+        return data, _faults_of_text(data, known, path.name)
+    except UNREADABLE as error:
+        return path, [f"cannot be read: {reason(error)}"]
 
 
-def _never(name: str) -> str | None:
-    """Return why a file is not sent even if it is asked for."""
-    path = PurePosixPath(name)
-    if any(part.startswith(".") for part in path.parts):
-        return "is hidden or in a hidden folder: it is never uploaded"
-    if SECRET_NAME.fullmatch(path.name):
-        return "is named like a secret: it is never uploaded"
-    if path.suffix.lower() not in {*TEXTS, *PICTURES}:
-        return "is neither plain text nor PNG or JPEG, and --include sends nothing else: use `hf upload` for it"
-    return None
+def _faults_of_text(data: bytes, known: Collection[str], name: str) -> list[str]:
+    """Return the reasons why a text must not be uploaded."""
+    try:
+        text = plain_text(data)
+    except CheckpointError as error:
+        return [f"cannot be searched: {error}; save it as plain text"]
+    if name.endswith(".html"):
+        text = INLINE_PICTURE.sub("", text)
+    # In other files than code, a value without quotes is one too.
+    rules_of = name if name.endswith(".py") else "text.yaml"
+    return [f"contains what looks like {kind} (line {number})" for number, kind in secrets_in(text, known, rules_of)]
 
 
-def _linked(folder: Path, files: Collection[str]) -> set[str]:
-    """Return the images in the folder that its model card shows."""
-    page = folder / CARD
-    if not page.is_file() or page.stat().st_size > 10_000_000:
-        return set()
-    links = (one or other for one, other in LINKED.findall(page.read_text(encoding="utf-8", errors="replace")))
-    names = {PurePosixPath(link.removeprefix("./")).as_posix() for link in links if "://" not in link}
-    pictures = {name for name in names if PurePosixPath(name).suffix.lower() in PICTURES}
-    return {name for name in pictures if name in files and not _never(name)}
+def _reencoded(path: Path) -> bytes:
+    """Return an image file with the pixels of another one, upright, and nothing else of it."""
+    kind = PICTURES[_suffix(path.name)]
+    with open_image(path, formats=(kind,)) as opened:
+        if kind == "PNG" and getattr(opened, "n_frames", 1) > 1:
+            raise ValueError("it is animated: expected one image")
+        image = upright(opened)
+    if "transparency" in image.info:
+        image = image.convert("RGBA")
+    image.info = {}
+    file = BytesIO()
+    image.save(file, kind, **(JPEG_OPTIONS if kind == "JPEG" else {}))
+    return file.getvalue()
+
+
+def _faults_of_weights(path: Path, known: Collection[str], allowed_keys: Collection[str]) -> list[str]:
+    try:
+        tensors, metadata = open_safetensors(path)
+    except CheckpointError as error:
+        return [f"is not a valid safetensors file: {error}"]
+    faults = [
+        f"has {key!r} in its metadata, which no writer of safetensors sets: remove it, or allow it with "
+        f"--include '{path.name}:{key}'"
+        for key, value in metadata.items()
+        if key not in allowed_keys and value not in METADATA.get(key, ())
+    ]
+    header = "\n".join([*(f"{key}={value}" for key, value in metadata.items()), *tensors])
+    return faults + [f"contains what looks like {kind} in its header" for _, kind in secrets_in(header, known)]
+
+
+def _suffix(name: str) -> str:
+    return PurePosixPath(name).suffix.lower()
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ..errors import CheckpointError, UnsafeFileError, printable
 from ..files.reading import inside
+from ..files.texts import plain_text
 
 LICENSE_FILE = re.compile(r"(LICEN[CS]E|COPYING|NOTICE)(-[A-Za-z0-9][\w.-]{0,29})?(\.(txt|md|rst))?")
 MOST_BYTES = 1_000_000  # of one file; the longest licence in use has 35 kB
 MOST_FILES = 20
-CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")  # a form feed is in many licences
 
 
 def license_files(folder: Path) -> list[str]:
@@ -35,7 +35,7 @@ def copy_license_files(source: Path, folder: Path) -> list[str]:
         warnings.warn(f"{source} has {len(names)} licence files: the first {MOST_FILES} are copied", stacklevel=2)
     for name in names[:MOST_FILES]:
         try:
-            (folder / name).write_bytes(_text_of(source, name))
+            (folder / name).write_bytes(_checked(inside(source, name)))
         except (CheckpointError, UnsafeFileError) as error:
             warnings.warn(printable(f"{source / name} was not copied: {error}"), stacklevel=2)
         else:
@@ -43,8 +43,8 @@ def copy_license_files(source: Path, folder: Path) -> list[str]:
     return copied
 
 
-def _text_of(source: Path, name: str) -> bytes:
-    path = inside(source, name)
+def _checked(path: Path) -> bytes:
+    """Return the content of a plain text of at most `MOST_BYTES`."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -52,10 +52,5 @@ def _text_of(source: Path, name: str) -> bytes:
         raise CheckpointError(f"it cannot be read ({error.strerror})") from error
     if len(content) > MOST_BYTES:
         raise UnsafeFileError(f"it has more than {MOST_BYTES:,} bytes")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise CheckpointError("it is not UTF-8 text") from None
-    if found := CONTROL.search(text):
-        raise CheckpointError(f"it contains the control character {found[0]!a}")
+    plain_text(content)
     return content

@@ -12,23 +12,18 @@ import huggingface_hub
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import CheckpointError, HubError, PushRefusedError
 from ..files.marks import is_untouched
 from .card import CARD, ModelFacts, addressed, card_text
 from .contents import HOLDS, REPORT, Contents, gather
-from .delivery import Delivery, Push, delivered
+from .delivery import Delivery, Push
 from .opening import Opened, open_folder
 from .search import known_secrets, secrets_in
 
-logger = logging.get_logger(__name__)
-
 # What git rejects in a branch name.
 NO_BRANCH = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^/|/$|(^|/)\.|\.lock(/|$)|\.$|^@$|^-|^$")
-# The arguments of `save_pretrained(..., push_to_hub=True)` that are not about saving.
-HUB_OPTIONS = ("commit_message", "commit_description", "create_pr", "private", "revision", "tags", "token")
 
 
 def push_folder(
@@ -42,6 +37,7 @@ def push_folder(
     exclude: Sequence[str] = (),
     include_report: bool = False,
     message: str = "Upload model",
+    tags: Sequence[str] = (),
     token: str | None = None,
 ) -> Push:
     """Push the folder of a saved model to the Hub, in one commit.
@@ -68,6 +64,7 @@ def push_folder(
         exclude: Patterns of relative paths not to upload; files that the model needs cannot be excluded.
         include_report: Also upload the report of a training run. It shows images of the dataset.
         message: Commit message.
+        tags: Further tags of a model card that is generated.
         token: Access token (default: that of `hf auth login` or `HF_TOKEN`).
 
     Returns:
@@ -89,12 +86,13 @@ def push_folder(
     contents = gather(path, opened, known, include=include, exclude=exclude, include_report=include_report)
     notes = [*opened.notes, *([HOLDS] if any(map(REPORT.fullmatch, contents.sent)) and include_report else [])]
     if not any(fnmatch(CARD, pattern) for pattern in exclude):
-        _add_page(contents, path, opened, repo_id, known)
+        _add_page(contents, path, opened, repo_id, known, tags)
     delivery = Delivery(
-        repo_id=repo_id, contents=contents, private=private, revision=revision, message=message,
-        overwrites_card=CARD in include, notes=notes, base_model=opened.base_model,
+        api=HfApi(token=token, library_name="plain-vit"), repo_id=repo_id, contents=contents, private=private,
+        revision=revision, message=message, overwrites_card=CARD in include, notes=notes,
+        base_model=opened.adapter.base_model if opened.adapter else None,
     )  # fmt: skip
-    return delivery.planned() if dry_run else delivered(HfApi(token=token, library_name="plain-vit"), delivery)[0]
+    return delivery.planned() if dry_run else delivery.delivered()
 
 
 def push(
@@ -119,7 +117,7 @@ def push(
         private: Make the repository private; fail if it exists and is public.
         revision: Branch to commit to, created if it does not exist (default: main).
         message: Commit message.
-        tags: Tags of the model card.
+        tags: Further tags of the model card.
         token: Access token (default: that of `hf auth login` or `HF_TOKEN`).
 
     Returns:
@@ -136,9 +134,7 @@ def push(
         model.save_pretrained(folder)
         if image_processor is not None:
             image_processor.save_pretrained(folder)
-        if model.config.model_type == PlainViTConfig.model_type:
-            (folder / CARD).write_text(card_text(folder, ModelFacts(tags=tuple(tags))), encoding="utf-8")
-        return push_folder(folder, repo_id, private=private, revision=revision, message=message, token=token)
+        return push_folder(folder, repo_id, private=private, revision=revision, message=message, tags=tags, token=token)
 
 
 def check_repository(
@@ -168,7 +164,7 @@ def check_repository(
 
 
 def _add_page(
-    contents: Contents, folder: Path, opened: Opened, repo_id: str, known: Collection[str], tags: Sequence[str] = ()
+    contents: Contents, folder: Path, opened: Opened, repo_id: str, known: Collection[str], tags: Sequence[str]
 ) -> None:
     """Insert the repository id into a model card of ours, generated if missing; other cards are not changed."""
     page = (folder / CARD).read_bytes() if CARD in contents.sent else None

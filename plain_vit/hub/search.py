@@ -18,15 +18,12 @@ SHORTEST_LINE = 8  # characters; no rule finds less
 SHORTEST_KNOWN = 12  # characters; a shorter value of an environment variable may be an ordinary word
 SECRET_VARIABLES = re.compile(r"token|secret|passw|api_?key|access_?key|credential|private_?key", re.IGNORECASE)
 
-# Tokens by their prefix, whatever stands before it.
+# Tokens that detect-secrets does not know, or not after any other character, by their prefix.
 TOKENS = {
     "a token of Hugging Face": r"(?:hf|api_org)_[A-Za-z0-9]{30}",
     "a token of GitHub": r"gh[pousr]_[A-Za-z0-9]{30}|github_pat_\w{40}",
-    "a token of GitLab": r"gl(?:pat|dt|ft|soat|rt|cbt|imt|ptt|agent|oas|ffct)-[\w-]{20}",
-    "a token of PyPI": r"pypi-AgE[\w-]{50}",
     "a token of npm": r"npm_[A-Za-z0-9]{36}",
     "a token of Docker": r"dckr_[po]at_[\w-]{20}",
-    "a key of AWS": r"A(?:BIA|CCA|KIA|SIA)(?=[A-Z]*\d)[0-9A-Z]{16}",
     "a key of Google": r"AIza[\w-]{35}|ya29\.[\w-]{20}|GOCSPX-[\w-]{20}",
     "a key of Azure": r"[?&]sig=[\w%+/]{30}",
     "a key of OpenAI or Anthropic": r"sk-(?:ant|proj|or|svcacct|admin)-[\w-]{20}|sk-(?=[A-Za-z]*\d)[A-Za-z0-9]{32}",
@@ -34,15 +31,13 @@ TOKENS = {
     "a key of Weights and Biases": r"wandb_v1_[\w-]{20}|wandb[ .]login[^\n]{0,40}?[0-9a-f]{40}",
     "a token of Slack": r"xox[abeoprs]-[\w-]{10}|xapp-\d-[\w-]{10}|hooks\.slack\.com/(?:services|workflows)/[\w/]{20}",
     "an address of a Discord webhook": r"discord(?:app)?\.com/api/webhooks/\d+/[\w-]{20}",
-    "a key of Stripe": r"(?:[sr]k_live|whsec)_[0-9A-Za-z]{24}",
-    "a key of Supabase": r"sbp_[0-9a-f]{40}|sb_secret_[\w-]{20}",
     "a token of a service": (
         r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}|hv[sbr]\.[\w-]{24}|do[op]_v1_[0-9a-f]{64}|dapi[0-9a-f]{32}|figd_[\w-]{30}"
         r"|lin_api_\w{32}|sntrys_[\w+/=]{40}|PMAK-[0-9a-f-]{40}|ATATT3[\w=-]{40}|SG\.[\w-]{16,22}\.[\w-]{16}"
-        r"|rubygems_[0-9a-f]{48}|tskey-[\w-]{20}|gl(?:c|sa)_[\w+/=]{32}"
+        r"|rubygems_[0-9a-f]{48}|tskey-[\w-]{20}|gl(?:c|sa)_[\w+/=]{32}|whsec_[0-9A-Za-z]{24}|sbp_[0-9a-f]{40}"
+        r"|sb_secret_[\w-]{20}"
     ),
     "a private key": r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY|PuTTY-User-Key-File-\d|AGE-SECRET-KEY-1[0-9A-Z]{20}",
-    "a JSON web token": r"eyJ[\w-]{10,400}\.eyJ[\w-]{10}",
     "a header with a credential": r"[Aa]uthorization[\"']?\s?[:=]\s?[\"']?(?:[Bb]earer|[Bb]asic)\s[\w+/=.~-]{16}",
     "the value of a token or key": (
         r"(?:[Tt]oken|TOKEN|(?<!PUBLIC)_KEY)[\"'\]]{0,2}\s?[=:]\s?[\"']?"

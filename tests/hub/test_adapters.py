@@ -16,7 +16,7 @@ from transformers.utils.peft_utils import check_peft_version
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.errors import CheckpointError, HubError
 from plain_vit.files.marks import is_untouched
-from plain_vit.hub import push_folder
+from plain_vit.hub import push, push_folder
 from plain_vit.hub.adapters import open_adapter
 from tests.conftest import randomize_
 from tests.hub.endpoint import HubEndpoint
@@ -76,9 +76,9 @@ def test_adapters_arrive_with_pages_whose_blocks_give_the_same_numbers(hub: HubE
         folder = tmp_path / f"adapter {number}"
         model.save_pretrained(folder)
         written = {path.name: path.read_bytes() for path in folder.iterdir()}
-        push = push_folder(folder, repo_id)
+        pushed = push_folder(folder, repo_id)
         files = hub.files(repo_id)
-        assert set(files) == ARRIVES == set(push.sent)
+        assert set(files) == ARRIVES == set(pushed.sent)
         assert all(files[name] == written[name] for name in ARRIVES - {"README.md"})
         assert (folder / "README.md").read_bytes() == written["README.md"]  # the folder stays as it is
         page = files["README.md"]
@@ -99,18 +99,28 @@ def test_adapters_arrive_with_pages_whose_blocks_give_the_same_numbers(hub: HubE
 
 
 @pytest.mark.slow
-def test_a_model_with_an_adapter_of_transformers_pushes_itself(hub: HubEndpoint, tmp_path: Path) -> None:
+def test_an_adapter_in_memory_is_pushed_with_its_page_and_tags(hub: HubEndpoint, tmp_path: Path) -> None:
     push_folder(save_base(tmp_path), BASE)
+    processor = PlainViTImageProcessor(size={"height": 24, "width": 56})
+    push(adapted(BASE), "alice/of-peft", image_processor=processor, tags=["insects"])
+    code = {"image_processing_plain_vit.py", "releases_plain_vit.py"}
+    assert set(hub.files("alice/of-peft")) == ARRIVES | {"preprocessor_config.json"} | code
+    page = hub.files("alice/of-peft")["README.md"]
+    assert is_untouched(page)
+    assert (metadata(page)["base_model"], "insects" in metadata(page)["tags"]) == (BASE, True)
     model = PlainViTForImageClassification.from_pretrained(BASE)
     try:  # transformers 5.24 asks for a release of peft that did not exist when it came out
         check_peft_version(MIN_PEFT_VERSION)
     except ValueError as error:
         pytest.skip(f"transformers {transformers.__version__} refuses peft {peft.__version__}: {error}")
     model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
-    model.push_to_hub(REPO)
+    push(model, REPO, tags=["insects"])
     files = hub.files(REPO)
     assert set(files) == ARRIVES
-    assert metadata(files["README.md"])["base_model"] == BASE
+    assert (metadata(files["README.md"])["base_model"], "insects" in metadata(files["README.md"])["tags"]) == (
+        BASE,
+        True,
+    )
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Pushing and loading over real HTTP: what arrives is what was looked at, whole, and opens everywhere."""
 
+import importlib
 import json
 import os
 import re
@@ -18,13 +19,14 @@ import torch
 import vit_pytorch
 from huggingface_hub import ModelCard
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import CheckpointError, HubError, MappingError, PushRefusedError
 from plain_vit.files.marks import is_untouched
-from plain_vit.hub import push_folder
+from plain_vit.hub import push, push_folder
 from plain_vit.hub.card import ModelFacts, write_card
 from plain_vit.hub.contents import LIMIT_BYTES
 from plain_vit_command import main
@@ -84,11 +86,11 @@ def run_elsewhere(hub: HubEndpoint, code: str, folder: Path) -> str:
 
 @pytest.mark.slow
 def test_a_pushed_folder_needs_no_editing_and_opens_with_the_same_numbers(hub: HubEndpoint, folder: Path) -> None:
-    push = push_folder(folder, REPO)
+    pushed = push_folder(folder, REPO)
     files = hub.files(REPO)
-    assert set(files) == WHOLE == set(push.sent)
-    assert {name: len(data) for name, data in files.items()} == push.sent
-    assert push.url.startswith(f"{hub.url}/{REPO}/commit/")
+    assert set(files) == WHOLE == set(pushed.sent)
+    assert {name: len(data) for name, data in files.items()} == pushed.sent
+    assert pushed.url.startswith(f"{hub.url}/{REPO}/commit/")
     card = files["README.md"].decode()
     assert f'from_checkpoint("{REPO}")' in card
     assert is_untouched(card.encode())
@@ -133,6 +135,8 @@ for revision in revisions:
     if revision == "sharded":
         model.push_to_hub("alice/copy")
         AutoImageProcessor.from_pretrained(repo_id, **options).push_to_hub("alice/copy")
+        copy = AutoModelForImageClassification.from_pretrained("alice/copy", trust_remote_code=True)
+        assert torch.equal(copy(torch.load(pixels)).logits, model(torch.load(pixels)).logits)
 """
 
 
@@ -146,7 +150,7 @@ def test_without_the_package_it_opens_from_an_empty_cache_at_a_revision_sharded_
     push_folder(save(tmp_path / "second", seed=2), REPO, private=True)
     torch.save(pixels(), tmp_path / "pixels.pt")
 
-    def run(*revisions: str, offline: bool = False) -> str:
+    def run(*revisions: str, offline: bool = False) -> None:
         environment = hub.environment(tmp_path / "other cache", offline=offline)
         environment.pop("PYTHONPATH", None)
         process = subprocess.run(
@@ -154,10 +158,8 @@ def test_without_the_package_it_opens_from_an_empty_cache_at_a_revision_sharded_
             capture_output=True, text=True,
         )  # fmt: skip
         assert process.returncode == 0, process.stderr
-        return process.stderr
 
-    said = run("sharded", "main")
-    assert said.count("plain-vit is not installed: the files are pushed without being scanned for secrets") == 2
+    run("sharded", "main")
     assert set(hub.files("alice/copy")) == WHOLE
     for revision, seed in (("sharded", 1), ("main", 2)):
         assert torch.equal(torch.load(tmp_path / f"{revision}.pt"), logits(build(seed)))
@@ -194,12 +196,22 @@ def test_a_model_that_pushes_itself_to_a_new_private_repository_opens(hub: HubEn
 
 
 @pytest.mark.slow
+def test_saving_with_push_to_hub_uploads_what_was_saved_and_nothing_else(hub: HubEndpoint, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    build(seed=2).save_pretrained(folder, push_to_hub=True, repo_id=REPO)
+    assert set(hub.files(REPO)) == WHOLE - {"preprocessor_config.json", "image_processing_plain_vit.py"}
+    assert torch.equal(logits(AutoModelForImageClassification.from_pretrained(REPO)), logits(build(2)))
+
+
+@pytest.mark.slow
 def test_weights_of_an_earlier_push_go(hub: HubEndpoint, tmp_path: Path) -> None:
     push_folder(save(tmp_path / "sharded", seed=1, max_shard_size="30KB"), REPO)
     shards = {name for name in hub.files(REPO) if ".safetensors" in name}
     assert len(shards) > 2
-    push = push_folder(save(tmp_path / "single", seed=2), REPO)
-    assert set(push.removed) == shards
+    pushed = push_folder(save(tmp_path / "single", seed=2), REPO)
+    assert set(pushed.removed) == shards
     assert set(hub.files(REPO)) == WHOLE
     assert torch.equal(logits(from_checkpoint(REPO).model), logits(build(2)))
 
@@ -233,16 +245,16 @@ def test_a_dry_run_lists_the_files_and_contacts_no_server(folder: Path) -> None:
     (folder / "__pycache__").mkdir()
     for number in range(7):
         (folder / "__pycache__" / f"{number}.pyc").write_bytes(b"x")
-    push = push_folder(folder, REPO, dry_run=True, exclude=["report/cur*"])  # the tests are offline
-    assert set(push.sent) == WHOLE
-    assert push.left_out["report/curves.png"] == "excluded"
-    assert push.left_out["notes.txt"] == push.left_out["report/passport.png"] == "not part of a model repository"
-    assert {push.left_out[name] for name in ("checkpoints/step_00000007/model.safetensors", "optimizer.bin")} == {
+    pushed = push_folder(folder, REPO, dry_run=True, exclude=["report/cur*"])  # the tests are offline
+    assert set(pushed.sent) == WHOLE
+    assert pushed.left_out["report/curves.png"] == "excluded"
+    assert pushed.left_out["notes.txt"] == pushed.left_out["report/passport.png"] == "not part of a model repository"
+    assert {pushed.left_out[name] for name in ("checkpoints/step_00000007/model.safetensors", "optimizer.bin")} == {
         "not part of a model repository"
     }
-    assert len(push.left_out) == 12
-    assert push.url is None
-    shown = str(push).splitlines()
+    assert len(pushed.left_out) == 12
+    assert pushed.url is None
+    shown = str(pushed).splitlines()
     assert shown[0] == "would send to alice/model:"
     assert "  left out __pycache__/: 7 files, not part of a model repository" in shown
     assert "  left out notes.txt: not part of a model repository" in shown
@@ -306,8 +318,8 @@ def test_huge_files_links_and_pipes_are_refused(folder: Path, tmp_path: Path) ->
     assert "not a regular file" in faults["pipe.txt"]
     for name in ("labels.txt", "LICENSE", "NOTICE"):
         (folder / name).unlink()
-    push = push_folder(folder, REPO, dry_run=True)  # what stays here is not even opened
-    assert {"linked.txt", "pipe.txt"} <= set(push.left_out)
+    pushed = push_folder(folder, REPO, dry_run=True)  # what stays here is not even opened
+    assert {"linked.txt", "pipe.txt"} <= set(pushed.left_out)
 
 
 def test_a_folder_that_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -368,9 +380,9 @@ def test_a_folder_that_does_not_open_is_not_pushed(folder: Path) -> None:
 @pytest.mark.slow
 def test_code_of_ones_own_is_read_and_said_not_to_have_run(folder: Path) -> None:
     (folder / "layers_plain_vit.py").write_text((folder / "layers_plain_vit.py").read_text() + "\n# mine\n")
-    push = push_folder(folder, REPO, dry_run=True)
-    assert push.notes == ["layers_plain_vit.py: not the code of this version of plain-vit; it was parsed, not run"]
-    assert push.notes[0] in str(push)
+    pushed = push_folder(folder, REPO, dry_run=True)
+    assert pushed.notes == ["layers_plain_vit.py: not the code of this version of plain-vit; it was parsed, not run"]
+    assert pushed.notes[0] in str(pushed)
     (folder / "layers_plain_vit.py").write_text("def:\n")
     with pytest.raises(CheckpointError, match="layers_plain_vit.py is not valid Python"):
         push_folder(folder, REPO, dry_run=True)
@@ -433,42 +445,81 @@ def test_an_image_processor_within_another_is_pushed(hub: HubEndpoint, folder: P
 
 
 @pytest.mark.slow
-def test_a_model_pushes_itself_with_its_page_and_its_image_processor(hub: HubEndpoint, folder: Path) -> None:
-    loaded = PlainViTForImageClassification.from_pretrained(folder)
-    loaded.push_to_hub(REPO, tags=["insects"])
+def test_a_model_in_memory_is_pushed_with_its_page_and_its_image_processor(hub: HubEndpoint) -> None:
+    processor = PlainViTImageProcessor(size={"height": 24, "width": 56})
+    pushed = push(build(), REPO, image_processor=processor, tags=["insects"], private=True, message="First")
     files = hub.files(REPO)
-    assert set(files) == WHOLE
+    assert set(files) == WHOLE == set(pushed.sent)
     assert is_untouched(files["README.md"])
-    assert b"- insects" in files["README.md"]
+    assert "- insects" in files["README.md"].decode()
+    assert "# model\n" in files["README.md"].decode()
     assert f'from_checkpoint("{REPO}")' in files["README.md"].decode()
+    assert hub.repository(REPO, "model").private
+    assert "First" in [commit["title"] for commit in hub.repository(REPO, "model").commits.values()]
+    assert torch.equal(logits(AutoModelForImageClassification.from_pretrained(REPO)), logits(build()))
     assert AutoImageProcessor.from_pretrained(REPO).size == {"height": 24, "width": 56}
-    other = PlainViTImageProcessor(size={"height": 16, "width": 28})
-    build().push_to_hub("alice/other", image_processor=other)
-    assert set(hub.files("alice/other")) == WHOLE
-    loaded.push_to_hub("alice/other")  # what the repository has is not replaced by what is only known from loading
-    assert AutoImageProcessor.from_pretrained("alice/other").size == {"height": 16, "width": 28}
-    build(seed=2).save_pretrained(folder.parent / "third", push_to_hub=True, repo_id="alice/third")
-    assert set(hub.files("alice/third")) == WHOLE - {"preprocessor_config.json", "image_processing_plain_vit.py"}
-    assert (folder.parent / "third" / "model.safetensors").exists()
-    assert not (folder.parent / "third" / "README.md").exists()
+    push(build(seed=2), REPO, revision="draft")  # what the repository has besides stays
+    assert torch.equal(
+        logits(AutoModelForImageClassification.from_pretrained(REPO, revision="draft")), logits(build(2))
+    )
+    assert AutoImageProcessor.from_pretrained(REPO, revision="draft").size == {"height": 24, "width": 56}
+    push(build(), "alice/other")
+    assert set(hub.files("alice/other")) == WHOLE - {"preprocessor_config.json", "image_processing_plain_vit.py"}
 
 
 @pytest.mark.slow
-def test_what_a_model_or_a_processor_pushes_itself_is_searched(hub: HubEndpoint) -> None:
+def test_a_model_in_memory_is_searched_before_it_is_pushed(hub: HubEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     token = "hf_" + "aB3" * 12
-    labels = dict(enumerate(["ant", "bee", token, "dog", "eel", "fox", "gnu"]))
     broken = build()
     with torch.no_grad():
         broken.classifier.bias[0] = float("nan")
-    for thing in (build(id2label=labels), tiny_config(id2label=labels)):
-        with pytest.raises(PushRefusedError, match=r"config\.json contains what looks like a token of Hugging Face"):
-            thing.push_to_hub(REPO)
+    labels = dict(enumerate(["ant", "bee", token, "dog", "eel", "fox", "gnu"]))
+    with pytest.raises(PushRefusedError, match=r"config\.json contains what looks like a token of Hugging Face"):
+        push(build(id2label=labels), REPO)
     with pytest.raises((CheckpointError, MappingError), match="NaN"):
-        broken.push_to_hub(REPO)
-    for message in (PlainViTImageProcessor(), build()):
-        with pytest.raises(PushRefusedError, match="commit message"):
-            message.push_to_hub(REPO, commit_message=token)
+        push(broken, REPO)
+    with pytest.raises(PushRefusedError, match="commit message"):
+        push(build(), REPO, message=token)
+    with pytest.raises(PushRefusedError, match=r"README\.md contains what looks like a token of Hugging Face"):
+        push(build(), REPO, tags=[token])
+    with pytest.raises(HubError, match="has no owner"):
+        push(build(), "model")
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(HubError, match="There is no token"):
+        push(build(), REPO)
     assert not hub.path(REPO, "model").exists()
+
+
+OF_ONES_OWN = """
+from plain_vit import PlainViTForImageClassification
+
+class Doubled(PlainViTForImageClassification):
+    def forward(self, *args, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = 2 * outputs.logits
+        return outputs
+
+Doubled.register_for_auto_class("AutoModelForImageClassification")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [True, False], ids=["push", "push_to_hub"])
+def test_a_class_of_ones_own_is_pushed_with_its_code_and_opens(
+    hub: HubEndpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    name = f"of_ones_own_{whole}".lower()
+    (tmp_path / f"{name}.py").write_text(OF_ONES_OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = importlib.import_module(name).Doubled(tiny_config())
+    randomize_(model, 0).eval()
+    push(model, REPO) if whole else model.push_to_hub(REPO)
+    assert set(hub.files(REPO)) >= {"README.md", "config.json", "model.safetensors", f"{name}.py"}
+    where = AutoConfig.from_pretrained(REPO).auto_map["AutoModelForImageClassification"]
+    kind: Any = get_class_from_dynamic_module(where, REPO)  # not the class of the package
+    opened = kind.from_pretrained(REPO)
+    assert type(opened).__module__.startswith("transformers_modules.")
+    assert torch.equal(logits(opened), 2 * logits(build(0)))
 
 
 @pytest.mark.parametrize("repo_id", ["model", "a/b/c", "alice/mod el", "alice/-model", ""])
@@ -501,8 +552,8 @@ def test_a_page_that_a_person_edited_on_the_hub_stays(hub: HubEndpoint, folder: 
     push_folder(folder, REPO)
     mine = b"---\nlibrary_name: transformers\n---\n# Mine\n"
     huggingface_hub.upload_file(path_or_fileobj=mine, path_in_repo="README.md", repo_id=REPO)
-    push = push_folder(save(folder, seed=2), REPO)
-    assert "edited by a person" in push.left_out["README.md"]
+    pushed = push_folder(save(folder, seed=2), REPO)
+    assert "edited by a person" in pushed.left_out["README.md"]
     assert hub.files(REPO)["README.md"] == mine
     assert torch.equal(logits(from_checkpoint(REPO).model), logits(build(2)))
     push_folder(folder, REPO, include=["README.md"])

@@ -58,7 +58,6 @@ FACTS = ModelFacts(
     environment={"torch": "2.15.0"},
     limits=["It has never seen a spider."],
     citations=["@misc{insects, title = {Insects}}"],
-    examples={"An ant": "curves.png", "A bee": "https://example.org/bee.png"},
     tags=["insects"],
 )
 
@@ -98,8 +97,6 @@ def test_the_metadata_says_everything_that_is_known_and_the_validators_take_it(f
     assert {name: data[name] for name in expected} == expected
     assert card.data.eval_results == list(FACTS.results)
     assert data["model-index"][0]["name"] == "insects vit"
-    assert [example["example_title"] for example in data["widget"]] == ["An ant", "A bee"]
-    assert data["widget"][0]["src"].endswith("your-name/insects-vit/resolve/main/curves.png")
 
 
 @pytest.mark.slow
@@ -183,7 +180,6 @@ def test_the_placeholder_becomes_the_repository(folder: Path) -> None:
     assert untouched(card)
     assert "your-name" not in card
     assert 'from_checkpoint("alice/model-1.5")' in card
-    assert "https://huggingface.co/alice/model-1.5/resolve/main/curves.png" in card
     assert addressed(card.encode(), "bob/other") == card.encode()
     edited = card_of(folder).encode() + b"\xff"
     assert addressed(edited, "alice/model") == edited
@@ -203,9 +199,8 @@ def test_facts_that_cannot_be_are_refused(wrong: dict[str, Any], error: type[Exc
 
 
 def test_missing_images_and_folders_without_a_model_are_refused(folder: Path, tmp_path: Path) -> None:
-    for wrong in ({"curves": {"Loss": "gone.png"}}, {"examples": {"An ant": "gone.png"}}):
-        with pytest.raises(ValueError, match="does not exist"):
-            write_card(folder, ModelFacts(**wrong))
+    with pytest.raises(ValueError, match="does not exist"):
+        write_card(folder, ModelFacts(curves={"Loss": "gone.png"}))
     with pytest.raises(AmbiguousCheckpointError, match="holds no weights itself"):
         write_card(tmp_path, ModelFacts())
     assert not (tmp_path / "README.md").exists()
@@ -288,7 +283,7 @@ TITLES = {
 }  # fmt: skip
 KEYS = {
     "library_name", "pipeline_tag", "tags", "license", "license_name", "license_link", "base_model", "datasets",
-    "metrics", "model-index", "widget", "base_model_relation",
+    "metrics", "model-index", "base_model_relation",
 }  # fmt: skip
 ADDRESSES = ("https://example.org/", "https://huggingface.co/", "curves.png", "https://licenses.example/")
 
@@ -346,7 +341,6 @@ def draw_page(folder: Path, draw: random.Random) -> None:
         recipe={hostile(): hostile()},
         environment={hostile(): hostile()},
         citations=[hostile(), "@misc{x}\n```\n# x\n````"],
-        examples={hostile(): "curves.png"},
         tags=[hostile()],
     )
     write_card(folder, facts)

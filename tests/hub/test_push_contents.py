@@ -14,8 +14,8 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from plain_vit.errors import PushRefusedError
-from plain_vit.hub import files, push_folder
-from plain_vit.hub.files import look_into
+from plain_vit.hub import contents, push_folder
+from plain_vit.hub.contents import look_into
 from plain_vit.hub.search import secrets_in
 from tests import ROOT
 from tests.hub.endpoint import HubEndpoint
@@ -92,7 +92,7 @@ def test_secrets_of_the_environment_are_found_by_value(folder: Path, monkeypatch
 
 @pytest.mark.slow
 def test_texts_that_are_asked_for_arrive_as_they_are(hub: HubEndpoint, folder: Path) -> None:
-    texts = {f"notes/one{suffix}": "caf\u00e9\r\n\t1, 2\n".encode() for suffix in sorted(files.TEXTS)}
+    texts = {f"notes/one{suffix}": "caf\u00e9\r\n\t1, 2\n".encode() for suffix in sorted(contents.TEXTS)}
     plant(folder, texts)
     push = push_folder(folder, REPO, include=list(texts))
     assert set(push.sent) == WHOLE | set(texts)
@@ -101,7 +101,7 @@ def test_texts_that_are_asked_for_arrive_as_they_are(hub: HubEndpoint, folder: P
 
 def test_a_text_that_is_too_long_to_be_searched_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(folder, {"labels.txt": b"ant\n" * 10_000})
-    monkeypatch.setattr(files, "LONGEST_TEXT", 39_999)
+    monkeypatch.setattr(contents, "LONGEST_TEXT", 39_999)
     with pytest.raises(PushRefusedError, match="labels.txt is a text of 40,000 bytes; expected at most 39,999"):
         push_folder(folder, REPO, dry_run=True)
 

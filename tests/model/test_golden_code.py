@@ -22,7 +22,7 @@ from plain_vit import (
     PlainViTModel,
 )
 from plain_vit.configuration_plain_vit import AUTO_MAP
-from plain_vit.hub import push_folder
+from plain_vit.hub import push, push_folder
 from tests.conftest import randomize_
 from tests.hub.endpoint import HubEndpoint
 from tests.model import bare
@@ -209,7 +209,7 @@ def test_saved_again_a_folder_opens_without_the_package_where_the_old_one_was_op
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["push_folder", "push_to_hub"])
+@pytest.mark.parametrize("way", ["push_folder", "push", "push_to_hub"])
 def test_a_push_of_today_s_over_an_old_one_replaces_the_code_in_one_commit(
     root: Path, saved_again: Path, version: str, way: str, hub: HubEndpoint, tmp_path: Path
 ) -> None:
@@ -217,13 +217,19 @@ def test_a_push_of_today_s_over_an_old_one_replaces_the_code_in_one_commit(
     push_folder(root / "old" / "differential", repository)
     before = hub.files(repository)
     assert {name: data for name, data in before.items() if name.endswith(".py")} == code_of(version)
-    commits = len(hub.repository(repository, "model").commits)
+    commits, expected = len(hub.repository(repository, "model").commits), TODAY
     if way == "push_folder":
         push_folder(saved_again / "differential", repository)
     else:
-        model = PlainViTForImageClassification.from_pretrained(root / "old" / "differential")
-        randomize_(model).push_to_hub(repository)
+        model = randomize_(PlainViTForImageClassification.from_pretrained(root / "old" / "differential"))
+        processor = PlainViTImageProcessor.from_pretrained(root / "old" / "differential")
+        if way == "push":
+            push(model, repository, image_processor=processor)
+        else:
+            model.push_to_hub(repository)
+            alone = "image_processing_plain_vit.py"  # the image processor brings its own code
+            expected = TODAY | {alone: before[alone]}
     after = hub.files(repository)
     assert len(hub.repository(repository, "model").commits) == commits + 1
-    assert {name: data for name, data in after.items() if name.endswith(".py")} == TODAY
+    assert {name: data for name, data in after.items() if name.endswith(".py")} == expected
     assert json.loads(after["config.json"])["auto_map"] == AUTO_MAP
