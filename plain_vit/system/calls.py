@@ -1,4 +1,4 @@
-"""Operating system calls, each here because it was measured to be needed: what it buys is said in its docstring."""
+"""Operating system calls, each measured to be needed: its docstring gives the gain."""
 
 import contextlib
 import ctypes

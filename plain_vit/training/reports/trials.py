@@ -24,6 +24,7 @@ from ..vector_metrics import VectorEvaluation
 from .show_batch import check_picture
 
 with needs("plain-vit[train]"):
+    from ...analysis.drawing import png
     from ...analysis.plots import plot_learning_rates
 
 RATE_STEPS = 100
@@ -156,7 +157,7 @@ def find_learning_rate(options: ClassifierOptions, data: ImageClassificationData
         rows = [row for row in read_log(f"{folder}/run") if "train_loss" in row]
     trial = read_rates([row["learning_rate"] for row in rows], [row["train_loss"] for row in rows])
     with staged_file(Path(path), force=True) as new:
-        plot_learning_rates(trial.rates, trial.losses, trial.smooth).savefig(new, format="png", dpi=110)
+        new.write_bytes(png(plot_learning_rates(trial.rates, trial.losses, trial.smooth)))
     print(
         f"The loss falls fastest at a learning rate of {trial.steepest:.1e} and is lowest at {trial.lowest:.1e}; a "
         f"tenth of that, {trial.lowest / 10:.1e}, is a usual choice of --learning_rate for batches of "
