@@ -214,7 +214,7 @@ def draw_sheet(
                 else:
                     arrays[i].update(values)
                     (folder / file).write_bytes(picture := png(figure))
-                    image = inline_picture(picture, figure.get_label())
+                    image = inline_picture(picture, str(figure.get_label()))
                     content = framed(f'<a href="{file}">{image}</a>', section.title)
                 cells.append(html_figure(content, caption))
             is_pair = len(cells) == 2

@@ -133,16 +133,20 @@ class ReportPage:
             name: Name of the figure's file; those of several have numbers.
             pictures: The figure, or figures by their headings.
         """
-        several = isinstance(pictures, Mapping)
+        named: dict[str, tuple[str, Picture]]
+        if isinstance(pictures, Mapping):
+            named = {f"{name}_{i}": each for i, each in enumerate(pictures.items())}
+        else:
+            named = {name: ("", pictures)}
         shown = []
-        for i, (heading, picture) in enumerate(pictures.items() if several else [("", pictures)]):
+        for file_name, (heading, picture) in named.items():
             if isinstance(picture, str):
                 shown.append(f"<p>Nothing to draw. {plain_text(picture)}</p>")
                 continue
             data = png(picture)
-            with staged_file(self.folder / f"{name}{f'_{i}' if several else ''}.png", force=True) as file:
+            with staged_file(self.folder / f"{file_name}.png", force=True) as file:
                 file.write_bytes(data)
-            seen = f"{heading}: {picture.get_label()}" if heading else picture.get_label()
+            seen = f"{heading}: {picture.get_label()}" if heading else str(picture.get_label())
             shown.append(html_figure(framed(inline_picture(data, seen), f"{title} {heading}"), heading))
         self.parts.append(html_section(title, caption, shown))
 
