@@ -64,7 +64,7 @@ def attention_maps(
     rows = layout.query(query if query is not None else "class" if "class" in layout.before else "patches")
     modules = attention_modules(model)
     numbers = chosen("layer", layers, len(modules))
-    of_heads = chosen("head", heads, len(modules[0]) * model.config.num_attention_heads)
+    head_numbers = chosen("head", heads, len(modules[0]) * model.config.num_attention_heads)
 
     def keep(weights: torch.Tensor) -> torch.Tensor:
         return weights[:, :, rows, layout.patches].float().mean(dim=2)  # B heads N
@@ -72,7 +72,7 @@ def attention_maps(
     attentions = record_attentions(model, keep)
     with torch.no_grad():
         model(pixel_values)
-    maps = torch.stack([torch.cat(attentions[i], dim=1)[:, of_heads] for i in numbers], dim=1)
+    maps = torch.stack([torch.cat(attentions[i], dim=1)[:, head_numbers] for i in numbers], dim=1)
     return as_array(maps.unflatten(-1, layout.grid_size))
 
 

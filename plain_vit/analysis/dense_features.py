@@ -150,7 +150,7 @@ class Correspondences:
 
     Args:
         first: (row, column) of the patches in the first image, of shape (M, 2).
-        second: Those in the second image, of shape (M, 2).
+        second: (row, column) of the patches in the second image, of shape (M, 2).
         similarity: Cosine similarity of each pair, of shape (M,).
         grid_sizes: Patch grid (down, across) of both images.
     """

@@ -1,7 +1,7 @@
 """Self-contained HTML pages with embedded figures, readable on a phone and in light and dark mode.
 
 Figures keep their size, so that their text stays readable; one wider than the screen scrolls in its own frame. The
-content security policy of a page allows no request but for its pictures, and no script but its own.
+content security policy of a page allows only requests for its pictures, and only its own script.
 """
 
 import base64

@@ -95,7 +95,7 @@ def plot_maps_over_images(
     tint_scale(figure, figure.axes, drawable(meaning), (short_number(low), short_number(high)))
     names = numbered(titles, len(images))
     if classes:
-        names = [f"{name} as {of_class}" for name, of_class in zip(names, classes, strict=True)]
+        names = [f"{name} as {label}" for name, label in zip(names, classes, strict=True)]
     return describe_maps(figure, maps, names)
 
 
@@ -253,12 +253,12 @@ def plot_training_batch(
     """
     names = class_labels(class_names)
     figure, axes = panels(len(images), 8, (0, 1.5), (0.3, 1.75))
-    for axis, image, of_image in zip(axes.flat, images, shares, strict=True):
+    for axis, image, its_shares in zip(axes.flat, images, shares, strict=True):
         show_image(axis, image)
-        likeliest = np.argsort(-of_image, kind="stable")
-        shown = [number for number in likeliest[:2] if of_image[number] > 0]
-        blended = of_image[likeliest[0]] < 1
-        text = [f"{names[number]}: {percent(of_image[number])}" if blended else names[number] for number in shown]
+        likeliest = np.argsort(-its_shares, kind="stable")
+        shown = [number for number in likeliest[:2] if its_shares[number] > 0]
+        blended = its_shares[likeliest[0]] < 1
+        text = [f"{names[number]}: {percent(its_shares[number])}" if blended else names[number] for number in shown]
         axis.set_title("\n".join(text), fontsize=8)
     return figure
 
@@ -669,7 +669,7 @@ def plot_logit_lens(
         labels = [f"{names[place]}: {score_text(curves[-1, place], problem_type)}" for place in first]
         _legend(axis, labels, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes[-1, 1].set_xlabel("after the embeddings, then after layer")
-    stories = [_story(of_image, names, problem_type) for of_image in logits]
+    stories = [_story(each, names, problem_type) for each in logits]
     items = [f"{title}: {story}" for title, story in zip(numbered(titles, len(images)), stories, strict=True)]
     if problem_type == REGRESSION:
         return describe(figure, "Lines of numbers from the embeddings to the last layer", items)

@@ -256,7 +256,7 @@ def _subject(
 
 
 def _prepared(images: ImageFiles, image_processor: BaseImageProcessor, batch_size: int) -> Iterator[torch.Tensor]:
-    """Preprocess images in batches, with an error for those that cannot be."""
+    """Preprocess images in batches; an error says which processor cannot."""
     try:
         yield from pixel_batches(images, image_processor, batch_size)
     except DataError:

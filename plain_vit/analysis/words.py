@@ -59,7 +59,7 @@ def _draw_plainly(figure: Figure, renderer: Any) -> None:
 
 
 def drawable(text: str) -> str:
-    """Return a text of bounded length, with control characters and those that no installed font has as code points.
+    """Return a text of bounded length, with code points for control characters and characters that no font has.
 
     Args:
         text: One line or several; line breaks are kept.

@@ -150,12 +150,12 @@ class ReportPage:
             shown.append(html_figure(framed(inline_picture(data, seen), f"{title} {heading}"), heading))
         self.parts.append(html_section(title, caption, shown))
 
-    def add_table(self, of_each: str, caption: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
-        """Add a table with a row for every class, label or number."""
-        table = html_table((of_each, *head), rows, f"every {of_each}")
+    def add_table(self, noun: str, caption: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
+        """Add a table with a row for every class, label or number, as the noun says."""
+        table = html_table((noun, *head), rows, f"every {noun}")
         if len(rows) > OPEN_TABLE:
             table = f"<details><summary>{len(rows)} rows</summary>{table}</details>"
-        self.parts.append(f'<h2>Every {of_each}</h2><p class="caption">{plain_text(caption)}</p>{table}')
+        self.parts.append(f'<h2>Every {noun}</h2><p class="caption">{plain_text(caption)}</p>{table}')
 
 
 def _add_class_sections(
