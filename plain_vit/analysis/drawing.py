@@ -152,7 +152,7 @@ def highest_place(a_map: np.ndarray) -> str:
 
 def numbered(titles: Sequence[str] | None, count: int) -> Sequence[str]:
     """Return the titles of images, or numbers for images that have none."""
-    return titles or [f"image {i}" for i in range(count)]
+    return [f"image {i}" for i in range(count)] if titles is None else titles[:count]
 
 
 def describe(figure: Figure, what: str, items: Sequence[str] = ()) -> Figure:

@@ -83,7 +83,7 @@ def plot_maps_over_images(
         classes: The class that each map is for, which is drawn instead of the title.
         meaning: Label of the colour scale.
     """
-    above = classes or titles
+    above = titles if classes is None else classes
     height = 1.1 * aspect(images) + (0.5 if above is not None else 0.3)
     figure, axes = panels(len(images), 4, (1.3, 2.3), (0.1, height), each=2)
     low, high = min(0.0, float(maps.min())), float(maps.max())
@@ -94,7 +94,7 @@ def plot_maps_over_images(
         add_title(plain, above, i)
     tint_scale(figure, figure.axes, drawable(meaning), (short_number(low), short_number(high)))
     names = numbered(titles, len(images))
-    if classes:
+    if classes is not None:
         names = [f"{name} as {label}" for name, label in zip(names, classes, strict=True)]
     return describe_maps(figure, maps, names)
 
