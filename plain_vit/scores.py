@@ -1,4 +1,4 @@
-"""What a classifier says: probabilities or numbers, by the problem of its config."""
+"""Logits to scores: probabilities or numbers, by the problem of the config."""
 
 import torch
 

@@ -14,16 +14,14 @@ from torch import nn
 from plain_vit.analysis.inspection import (
     TokenLayout,
     as_array,
-    as_batch,
     attention_modules,
     chosen,
     differentiable_scores,
     encoder,
-    observed,
+    prepared,
     product,
     record_attentions,
     record_outputs,
-    token_layout,
 )
 from plain_vit.analysis.readout import probe_weights, readout
 from plain_vit.errors import AnalysisError
@@ -62,12 +60,11 @@ def attention_maps(
     Raises:
         AnalysisError: The model has no such token, patch, layer or head, or the pixels do not fit it.
     """
-    model, pixel_values = observed(model), as_batch(model, pixel_values)
-    layout = token_layout(model, pixel_values)
+    model, pixel_values, layout = prepared(model, pixel_values)
     rows = layout.query(query if query is not None else "class" if "class" in layout.before else "patches")
     modules = attention_modules(model)
     numbers = chosen("layer", layers, len(modules))
-    of_heads = chosen("head", heads, len(modules[0]) * model.config.num_attention_heads)
+    head_numbers = chosen("head", heads, len(modules[0]) * model.config.num_attention_heads)
 
     def keep(weights: torch.Tensor) -> torch.Tensor:
         return weights[:, :, rows, layout.patches].float().mean(dim=2)  # B heads N
@@ -75,7 +72,7 @@ def attention_maps(
     attentions = record_attentions(model, keep)
     with torch.no_grad():
         model(pixel_values)
-    maps = torch.stack([torch.cat(attentions[i], dim=1)[:, of_heads] for i in numbers], dim=1)
+    maps = torch.stack([torch.cat(attentions[i], dim=1)[:, head_numbers] for i in numbers], dim=1)
     return as_array(maps.unflatten(-1, layout.grid_size))
 
 
@@ -110,9 +107,8 @@ def attention_rollout(
         raise AnalysisError(f"head_fusion is {head_fusion!r}: expected one of {list(HEAD_FUSIONS)}")
     if not 0 <= discard < 1:
         raise AnalysisError(f"discard is {discard}: expected a number in [0, 1)")
-    model, pixel_values = observed(model), as_batch(model, pixel_values)
+    model, pixel_values, layout = prepared(model, pixel_values)
     _refuse_signed(model, "attention rollout")
-    layout = token_layout(model, pixel_values)
     fuse = HEAD_FUSIONS[head_fusion]
     attentions = record_attentions(model, lambda weights: fuse(weights.float()))
     hidden_states = record_outputs(encoder(model).layernorm)
@@ -171,8 +167,7 @@ def gradient_rollout(
     Source:
         Chefer et al. 2021b, equations 5 and 6.
     """
-    model, pixel_values = observed(model), as_batch(model, pixel_values)
-    layout = token_layout(model, pixel_values)
+    model, pixel_values, layout = prepared(model, pixel_values)
     pixels = pixel_values.detach().clone().requires_grad_()  # for frozen models
     relevant = record_attentions(model, _relevance)
     hidden_states = record_outputs(encoder(model).layernorm)
@@ -222,9 +217,8 @@ def attention_distance(model: nn.Module, pixel_values: torch.Tensor | Mapping[st
     Source:
         Dosovitskiy et al. 2021, Figure 7 (right) and appendix D.7.
     """
-    model, pixel_values = observed(model), as_batch(model, pixel_values)
+    model, pixel_values, layout = prepared(model, pixel_values)
     _refuse_signed(model, "attention distance")
-    layout = token_layout(model, pixel_values)
     distances = patch_distances(layout.grid_size, layout.patch_size).to(pixel_values.device)
 
     def keep(weights: torch.Tensor) -> torch.Tensor:
@@ -265,12 +259,11 @@ def probe_attention(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, 
     Raises:
         AnalysisError: The model has another pooling, or the pixels do not fit it.
     """
-    model, pixel_values = observed(model), as_batch(model, pixel_values)
+    model, pixel_values, layout = prepared(model, pixel_values)
     if model.config.pooling not in ("map", "query"):
         raise AnalysisError(
             f'the model has pooling {model.config.pooling!r}: only pooling "map" and "query" have a probe'
         )
-    layout = token_layout(model, pixel_values)
     hidden_states = record_outputs(encoder(model).layernorm)
     with torch.no_grad():
         model(pixel_values)

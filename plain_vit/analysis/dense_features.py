@@ -15,12 +15,11 @@ from torch import nn
 
 from plain_vit.analysis.inspection import (
     as_array,
-    as_batch,
     chosen,
     encoder,
-    observed,
+    patch_in_grid,
+    prepared,
     record_outputs,
-    token_layout,
     whole_numbers,
 )
 from plain_vit.errors import AnalysisError
@@ -48,8 +47,8 @@ def patch_features(
     Raises:
         AnalysisError: The model has no such layer, or the pixels do not fit it.
     """
-    model, pixel_values = observed(model), as_batch(model, pixel_values)
-    layout, vit = token_layout(model, pixel_values), encoder(model)
+    model, pixel_values, layout = prepared(model, pixel_values)
+    vit = encoder(model)
     number = (
         None if layer is None else chosen("layer", whole_numbers("layer", layer, shape=()).item(), len(vit.layers))[0]
     )
@@ -138,15 +137,10 @@ def patch_similarity(features: np.ndarray, patch: tuple[int, int], image: int = 
     """
     tokens = _unit(_checked(features, 4))
     count, h, w, _ = tokens.shape
-    row, column = whole_numbers("patch", patch, shape=(2,)).tolist()
     image = whole_numbers("image", image, shape=()).item()
     if not 0 <= image < count:
         raise AnalysisError(f"image {image} is out of range: there are {count}, numbered 0 to {count - 1}")
-    if not (0 <= row < h and 0 <= column < w):
-        raise AnalysisError(
-            f"the patch {(row, column)} is outside the grid: expected a row from 0 to {h - 1} and a column from 0 to "
-            f"{w - 1}"
-        )
+    row, column = patch_in_grid("patch", patch, (h, w))
     return (tokens @ tokens[image, row, column]).clip(-1, 1).astype(np.float32)
 
 
@@ -156,7 +150,7 @@ class Correspondences:
 
     Args:
         first: (row, column) of the patches in the first image, of shape (M, 2).
-        second: Those in the second image, of shape (M, 2).
+        second: (row, column) of the patches in the second image, of shape (M, 2).
         similarity: Cosine similarity of each pair, of shape (M,).
         grid_sizes: Patch grid (down, across) of both images.
     """

@@ -3,15 +3,29 @@
 Legend: `B` images, `H W` pixels, `h w` patch grid.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 from plain_vit.analysis.dense_features import Correspondences, PatchComponents
-from plain_vit.analysis.drawing import aspect, blank, label_below, short_number, show_image, show_map, tint_scale
-from plain_vit.analysis.words import drawable, one_line, plain_figure
+from plain_vit.analysis.drawing import (
+    add_title,
+    aspect,
+    blank,
+    describe,
+    describe_maps,
+    label_below,
+    numbered,
+    panels,
+    percent,
+    range_text,
+    short_number,
+    show_image,
+    show_map,
+    tint_scale,
+)
+from plain_vit.analysis.words import one_line, plain_figure
 from plain_vit.system.extras import needs
 
 with needs("plain-vit[analysis]"):
@@ -34,23 +48,20 @@ def plot_patch_components(
         components: Their components, from `patch_components`; of fewer than three, the colours left are constant.
         titles: One title per image.
     """
-    colours = component_colours(components)
-    count = len(images)
-    pairs = min(3, count)
-    rows = math.ceil(count / pairs)
-    figure = plain_figure(0.2 + 3.2 * pairs, max(1.9, (1.55 * aspect(images) + (0.4 if titles else 0.15)) * rows))
-    axes = figure.subplots(rows, 2 * pairs, squeeze=False)
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for i, (image, grid) in enumerate(zip(images, colours, strict=True)):
-        row, column = divmod(i, pairs)
-        plain, coloured = axes[row, 2 * column], axes[row, 2 * column + 1]
+    height = 1.55 * aspect(images) + (0.4 if titles else 0.15)
+    figure, axes = panels(len(images), 3, (0.2, 3.2), (0, height), each=2)
+    for i, ((plain, coloured), image, grid) in enumerate(zip(axes, images, component_colours(components), strict=True)):
         show_image(plain, image)
         height, width = image.shape[:2]
         coloured.imshow(grid, interpolation="nearest", extent=(-0.5, width - 0.5, height - 0.5, -0.5))
-        if titles is not None:
-            plain.set_title(drawable(titles[i]), fontsize=9)
-    return figure
+        add_title(plain, titles, i)
+    shares = ", ".join(f"{share:.1%}" for share in components.explained_variance)
+    names = numbered(titles, len(images))
+    items = [
+        f"{name}: {percent(grid.mean())} foreground" for name, grid in zip(names, components.foreground, strict=True)
+    ]
+    what = f"Patches in colours of components that hold {shares} of the variance of the foreground"
+    return describe(figure, what, items)
 
 
 def component_colours(components: PatchComponents) -> np.ndarray:
@@ -89,23 +100,18 @@ def plot_patch_similarity(
         image: Number of its image.
         titles: One title per image.
     """
-    count = len(images)
-    columns = min(3, count)
-    rows = math.ceil(count / columns)
     height = 2.4 * aspect(images) + (0.5 if titles else 0.3)
-    figure = plain_figure(1.2 + 2.4 * columns, max(1.9, height * rows))
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for i, (axis, picture, cosines) in enumerate(zip(axes.flat, images, similarity, strict=False)):
+    figure, axes = panels(len(images), 3, (1.2, 2.4), (0, height))
+    for i, (axis, picture, cosines) in enumerate(zip(axes.flat, images, similarity, strict=True)):
         show_map(axis, picture, cosines, 0.0, 1.0)
-        label_below(axis, f"{short_number(cosines.min())} to {short_number(cosines.max())}")
-        if titles is not None:
-            axis.set_title(drawable(titles[i]), fontsize=9)
+        label_below(axis, range_text(cosines))
+        add_title(axis, titles, i)
     (x, y), *_ = _centres(np.array([patch]), similarity.shape[1:], images.shape[1:3])
     axes.flat[image].plot([x], [y], marker="+", markersize=13, markeredgewidth=2.5, color=MARK)
-    tint_scale(figure, axes, "cosine", ("0", "1"))
-    return figure
+    tint_scale(figure, figure.axes, "cosine", ("0", "1"))
+    which = "the first image" if image == 0 else f"image {image}"
+    cross = f"The patch in row {patch[0]}, column {patch[1]} of {which} has a cross. "
+    return describe_maps(figure, similarity, numbered(titles, len(images)), cross)
 
 
 def plot_correspondences(
@@ -153,7 +159,14 @@ def plot_correspondences(
         sides: tuple[Literal["left", "right"], ...] = ("left", "right")
         for side, title in zip(sides, titles, strict=True):
             axis.set_title(one_line(title, 44), loc=side, fontsize=9)  # half of the figure's width
-    return figure
+    pairs = zip(matches.first, matches.second, matches.similarity, strict=True)
+    items = [
+        f"row {row}, column {column} and row {other_row}, column {other_column}: {cosine:.2f}"
+        for (row, column), (other_row, other_column), cosine in pairs
+    ]
+    return describe(
+        figure, f"Lines between the two images. There are {len(items)} pairs of patches, with cosines", items
+    )
 
 
 def _centres(patches: np.ndarray, grid_size: tuple[int, ...], image_size: tuple[float, ...]) -> np.ndarray:

@@ -1,7 +1,14 @@
-"""Parts of figures: images, maps over images, their colour scale, and numbers in words."""
+"""Parts of figures: panels, images, maps over images, colour scales, and what figures say in words."""
+
+import math
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any
 
 import numpy as np
 
+from plain_vit.analysis.words import drawable, plain_figure
+from plain_vit.scores import REGRESSION
 from plain_vit.system.extras import needs
 
 with needs("plain-vit[analysis]"):
@@ -10,8 +17,43 @@ with needs("plain-vit[analysis]"):
     from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize
     from matplotlib.figure import Figure
 
+DPI = 110  # of the figures on a page
+MOST = 8  # items that a description names
 TINT = LinearSegmentedColormap.from_list("tint", [(1.0, 0.55, 0.0, 0.0), (1.0, 0.55, 0.0, 0.9)])  # clear to orange
 OVER_GREY = ListedColormap([(1 - a) * 0.5 + a * np.array([r, g, b]) for r, g, b, a in TINT(np.linspace(0, 1, 256))])
+
+
+def panels(
+    count: int,
+    most: int,
+    width: tuple[float, float],
+    height: tuple[float, float],
+    each: int = 1,
+    **options: Any,
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure with hidden axes for several items, and the axes of these, of shape (items, each).
+
+    Args:
+        count: Number of items.
+        most: Number of items side by side, at most.
+        width: Inches of the margins and of an item.
+        height: Likewise; no figure is lower than its colour scale.
+        each: Number of axes of an item, side by side.
+        **options: Further arguments of `Figure.subplots`.
+    """
+    columns = min(most, count)
+    rows = math.ceil(count / columns)
+    figure = plain_figure(width[0] + width[1] * columns, max(1.9, height[0] + height[1] * rows))
+    axes = figure.subplots(rows, each * columns, squeeze=False, **options)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    return figure, axes.reshape(-1, each)[:count]
+
+
+def add_title(axis: Axes, titles: Sequence[str] | None, number: int) -> None:
+    """Write the title of this item above it, if there are titles."""
+    if titles is not None:
+        axis.set_title(drawable(titles[number]), fontsize=9)
 
 
 def show_image(axis: Axes, image: np.ndarray) -> None:
@@ -35,14 +77,37 @@ def label_below(axis: Axes, text: str) -> None:
     axis.set_xlabel(text, fontsize=7.5, labelpad=2)
 
 
-def tint_scale(figure: Figure, axes: np.ndarray, label: str, ends: tuple[str, str]) -> None:
+def tint_scale(figure: Figure, axes: np.ndarray | Sequence[Axes], label: str, ends: tuple[str, str]) -> None:
     """Add the colour scale of maps: the tint over mid-grey, since the images are grey."""
-    scale = figure.colorbar(
-        ScalarMappable(Normalize(0, 1), OVER_GREY), ax=axes, label=label, fraction=0.03, pad=0.02, aspect=15
-    )
-    scale.set_ticks([0, 1], labels=ends)
-    scale.ax.tick_params(labelsize=8)
-    scale.ax.yaxis.label.set_fontsize(8)
+    colours = ScalarMappable(Normalize(0, 1), OVER_GREY)
+    colour_scale(figure, colours, axes, label, {0: ends[0], 1: ends[1]}, fraction=0.03, pad=0.02, aspect=15)
+
+
+def colour_scale(
+    figure: Figure,
+    colours: ScalarMappable,
+    axes: Axes | np.ndarray | Sequence[Axes],
+    label: str,
+    ticks: dict[float, str] | None = None,
+    size: float = 8,
+    **place: Any,
+) -> None:
+    """Add a colour scale in small letters.
+
+    Args:
+        figure: The figure.
+        colours: A picture, or the colours of several.
+        axes: The axes that make room for it.
+        label: What the colours mean.
+        ticks: Values that are labelled, and their labels (default: as matplotlib chooses).
+        size: Font size of the labels.
+        **place: Further arguments of `Figure.colorbar`.
+    """
+    scale = figure.colorbar(colours, ax=axes, **place)
+    if ticks is not None:
+        scale.set_ticks(list(ticks), labels=list(ticks.values()))
+    scale.ax.tick_params(labelsize=size)
+    scale.set_label(label, fontsize=8)
 
 
 def aspect(images: np.ndarray) -> float:
@@ -60,3 +125,60 @@ def blank(axis: Axes) -> None:
 def short_number(value: float) -> str:
     """Return a value with as many digits as tell something."""
     return "0" if value == 0 else f"{value:.2g}"
+
+
+def percent(share: float) -> str:
+    """Return a share in percent, never rounded to certainty."""
+    if 0 < share < 0.005:
+        return "<1%"
+    return ">99%" if 0.995 <= share < 1 else f"{share:.0%}"
+
+
+def score_text(value: float, problem_type: str | None) -> str:
+    """Return a probability in percent, or a number of a regression."""
+    return f"{value:.4g}" if problem_type == REGRESSION else percent(value)
+
+
+def range_text(values: np.ndarray) -> str:
+    """Return the range of values in words."""
+    return f"{short_number(values.min())} to {short_number(values.max())}"
+
+
+def highest_place(a_map: np.ndarray) -> str:
+    """Return row and column of the highest value of a map in words."""
+    row, column = np.unravel_index(a_map.argmax(), a_map.shape)
+    return f"row {row}, column {column}"
+
+
+def numbered(titles: Sequence[str] | None, count: int) -> Sequence[str]:
+    """Return the titles of images, or numbers for images that have none."""
+    return [f"image {i}" for i in range(count)] if titles is None else titles[:count]
+
+
+def describe(figure: Figure, what: str, items: Sequence[str] = ()) -> Figure:
+    """Return the figure with a description of its content as its label, which pages use as alternative text.
+
+    Args:
+        figure: The figure.
+        what: What it shows.
+        items: The same about single parts; the first `MOST` are named.
+    """
+    more = [f"and {len(items) - MOST} more"] if len(items) > MOST else []
+    figure.set_label(f"{what}. {'; '.join([*items[:MOST], *more])}" if items else what)
+    return figure
+
+
+def describe_maps(figure: Figure, maps: np.ndarray, titles: Sequence[str], first: str = "") -> Figure:
+    """Describe a figure of one map for each title, of shape (B, h, w), after a first sentence."""
+    items = [
+        f"{title}: {highest_place(a_map)}, {range_text(a_map)}, mean {short_number(a_map.mean())}"
+        for title, a_map in zip(titles, maps, strict=True)
+    ]
+    return describe(figure, f"{first}Maps, with row and column of their highest patch", items)
+
+
+def png(figure: Figure) -> bytes:
+    """Return a figure as a PNG file, at the resolution of a page."""
+    file = BytesIO()
+    figure.savefig(file, format="png", dpi=DPI)
+    return file.getvalue()

@@ -19,6 +19,7 @@ from plain_vit.analysis.inspection import (
     differentiable_scores,
     encoder,
     observed,
+    prepared,
     record_outputs,
     token_layout,
 )
@@ -50,8 +51,7 @@ def grad_cam(
     Source:
         Selvaraju et al. 2017, equations 1 and 2, with `grad_cam_layer` instead of the last convolution.
     """
-    model, pixel_values = observed(model), as_batch(model, pixel_values)
-    layout = token_layout(model, pixel_values)
+    model, pixel_values, layout = prepared(model, pixel_values)
     outputs = record_outputs(grad_cam_layer(model))
     pixels = pixel_values.detach().clone().requires_grad_()  # for frozen models
     with torch.enable_grad():

@@ -12,12 +12,10 @@ from torch import nn
 
 from plain_vit.analysis.inspection import (
     as_array,
-    as_batch,
     classify,
     encoder,
-    observed,
+    prepared,
     record_outputs,
-    token_layout,
 )
 
 
@@ -40,8 +38,7 @@ def logit_lens(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any])
     Source:
         nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
-    model, pixel_values = observed(model), as_batch(model, pixel_values)
-    token_layout(model, pixel_values)
+    model, pixel_values, _ = prepared(model, pixel_values)
     *below, last = encoder(model).embeddings, *encoder(model).layers
     states = record_outputs(*below)
     # The last layer outputs the tokens of all layers as one batch, so the model's own head is applied to each.
@@ -68,8 +65,7 @@ def token_norms(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]
     Source:
         Darcet et al. 2024, section 2.1.
     """
-    model, pixel_values = observed(model), as_batch(model, pixel_values)
-    token_layout(model, pixel_values)
+    model, pixel_values, _ = prepared(model, pixel_values)
     vit = encoder(model)
     states = record_outputs(vit.embeddings, *vit.layers)
     with torch.no_grad():

@@ -67,14 +67,8 @@ class TokenLayout:
                     "a patch"
                 )
             return slice(named[query], named[query] + 1)
-        row, column = whole_numbers("query patch", query, shape=(2,)).tolist()
-        h, w = self.grid_size
-        if not (0 <= row < h and 0 <= column < w):
-            raise AnalysisError(
-                f"the query patch {(row, column)} is outside the grid: expected a row from 0 to {h - 1} and a column "
-                f"from 0 to {w - 1}"
-            )
-        position = self.patches.start + row * w + column
+        row, column = patch_in_grid("query patch", query, self.grid_size)
+        position = self.patches.start + row * self.grid_size[1] + column
         return slice(position, position + 1)
 
 
@@ -161,6 +155,18 @@ def as_batch(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -
     if not pixels.is_floating_point():
         raise AnalysisError(f"the pixels have dtype {pixels.dtype}: give normalised ones, as an image processor does")
     return pixels.to(plain(model).device)
+
+
+def prepared(
+    model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]
+) -> tuple[PlainViTPreTrainedModel, torch.Tensor, TokenLayout]:
+    """Return a replica of the model, as `observed` does, its input, as `as_batch` does, and the token layout.
+
+    Raises:
+        AnalysisError: As for these functions and `token_layout`.
+    """
+    replicated, pixels = observed(model), as_batch(model, pixel_values)
+    return replicated, pixels, token_layout(replicated, pixels)
 
 
 def pixels_of(inputs: Mapping[str, Any], patch_size: int | None) -> torch.Tensor:
@@ -262,6 +268,22 @@ def whole_numbers(what: str, given: Any, *, shape: tuple[int, ...] | None = None
             f"{shape[0]} whole numbers" if shape else "a whole number")  # fmt: skip
         raise AnalysisError(f"{what} is {reprlib.repr(given)}: expected {expected}")
     return numbers.astype(np.int64)
+
+
+def patch_in_grid(what: str, patch: Any, grid_size: tuple[int, int]) -> tuple[int, int]:
+    """Return the (row, column) of a patch.
+
+    Raises:
+        AnalysisError: It is no such pair, or outside the grid.
+    """
+    row, column = whole_numbers(what, patch, shape=(2,)).tolist()
+    h, w = grid_size
+    if not (0 <= row < h and 0 <= column < w):
+        raise AnalysisError(
+            f"the {what} {(row, column)} is outside the grid: expected a row from 0 to {h - 1} and a column from 0 to "
+            f"{w - 1}"
+        )
+    return row, column
 
 
 def chosen(what: str, wanted: int | Sequence[int] | None, count: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Self-contained HTML pages with embedded figures, readable on a phone and in light and dark mode.
 
 Figures keep their size, so that their text stays readable; one wider than the screen scrolls in its own frame. The
-content security policy of a page allows no request but for its pictures, and no script but its own.
+content security policy of a page allows only requests for its pictures, and only its own script.
 """
 
 import base64
@@ -89,6 +89,34 @@ def inline_picture(data: bytes, text: str) -> str:
     return f'<img src="data:image/png;base64,{encoded}" alt="{plain_text(text)}">'
 
 
+def html_figure(content: str, caption: str = "") -> str:
+    """Return a figure with a caption above it, if it has one.
+
+    Args:
+        content: HTML.
+        caption: Plain text.
+    """
+    above = f"<figcaption>{plain_text(caption)}</figcaption>" if caption else ""
+    return f"<figure>{above}{content}</figure>"
+
+
+def html_section(title: str, caption: str, figures: Sequence[str], *, name: str = "", is_pair: bool = False) -> str:
+    """Return a section of figures side by side.
+
+    Args:
+        title: Title as plain text.
+        caption: Caption as plain text.
+        figures: HTML.
+        name: Name for links to the section.
+        is_pair: The figures are of two models: the page grows wide enough for both.
+    """
+    heading = f'<h2 id="{plain_text(name)}">' if name else "<h2>"
+    return (
+        f'{heading}{plain_text(title)}</h2><p class="caption">{plain_text(caption)}</p>'
+        f'<div class="row{" pair" if is_pair else ""}">{"".join(figures)}</div>'
+    )
+
+
 def framed(content: str, name: str) -> str:
     """Return a frame that scrolls sideways if its content is wider than the screen, by keyboard too.
 
@@ -104,17 +132,13 @@ def html_table(head: Sequence[object], rows: Sequence[Sequence[object]], name: s
 
     Args:
         head: Column headings; none if empty.
-        rows: Cells; the first of each row is its heading.
+        rows: Cells.
         name: Accessible name of the table.
     """
 
-    def row(cells: Sequence[object], first: str, others: str) -> str:
-        texts = [
-            f"<{kind}>{plain_text(cell)}</{kind}>"
-            for cell, kind in zip(cells, (first, *[others] * len(cells)), strict=False)
-        ]
-        return f"<tr>{''.join(texts)}</tr>"
+    def row(cells: Sequence[object], kind: str) -> str:
+        return f"<tr>{''.join(f'<{kind}>{plain_text(cell)}</{kind}>' for cell in cells)}</tr>"
 
-    above = f"<thead>{row(head, 'th', 'th')}</thead>" if head else ""
-    body = "".join(row(cells, "td", "td") for cells in rows)
+    above = f"<thead>{row(head, 'th')}</thead>" if head else ""
+    body = "".join(row(cells, "td") for cells in rows)
     return framed(f"<table>{above}<tbody>{body}</tbody></table>", name)

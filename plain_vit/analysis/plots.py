@@ -1,5 +1,7 @@
 """Figures of the results of the array functions. Each function returns a figure without showing or saving it.
 
+The label of a figure of a page, `figure.get_label()`, says in words what it shows, as alternative text.
+
 Colours are safe for colour-blind readers: sequential scales are cividis and viridis, signed ones range from purple to
 orange, lines use the colours of Okabe and Ito.
 
@@ -22,7 +24,25 @@ from plain_vit.analysis.dense_plots import (
 from plain_vit.analysis.dense_plots import (
     plot_patch_similarity as plot_patch_similarity,
 )
-from plain_vit.analysis.drawing import aspect, blank, label_below, short_number, show_image, show_map, tint_scale
+from plain_vit.analysis.drawing import (
+    add_title,
+    aspect,
+    blank,
+    colour_scale,
+    describe,
+    describe_maps,
+    highest_place,
+    label_below,
+    numbered,
+    panels,
+    percent,
+    range_text,
+    score_text,
+    short_number,
+    show_image,
+    show_map,
+    tint_scale,
+)
 from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity, ResampledPositions
 from plain_vit.analysis.inspection import TokenLayout
 from plain_vit.analysis.words import class_labels, drawable, one_line, plain_figure
@@ -45,7 +65,12 @@ LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000
 
 
 def plot_maps_over_images(
-    images: np.ndarray, maps: np.ndarray, *, titles: Sequence[str] | None = None, meaning: str = "attention"
+    images: np.ndarray,
+    maps: np.ndarray,
+    *,
+    titles: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    meaning: str = "attention",
 ) -> Figure:
     """Draw each image next to the same image overlaid with its map, and below it the range of the map.
 
@@ -55,27 +80,23 @@ def plot_maps_over_images(
         images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
         maps: Maps of shape (B, h, w): rollout, Grad-CAM, or one head of `attention_maps`.
         titles: One title per image.
+        classes: The class that each map is for, which is drawn instead of the title.
         meaning: Label of the colour scale.
     """
-    count = len(images)
-    pairs = min(4, count)  # image and map side by side, at most four pairs per row
-    rows = math.ceil(count / pairs)
-    height = 1.1 * aspect(images) + (0.5 if titles is not None else 0.3)
-    figure = plain_figure(1.3 + 2.3 * pairs, max(1.9, height * rows + 0.1))
-    axes = figure.subplots(rows, 2 * pairs, squeeze=False)
-    for axis in axes.flat:
-        axis.set_axis_off()
+    above = titles if classes is None else classes
+    height = 1.1 * aspect(images) + (0.5 if above is not None else 0.3)
+    figure, axes = panels(len(images), 4, (1.3, 2.3), (0.1, height), each=2)
     low, high = min(0.0, float(maps.min())), float(maps.max())
-    for i, (image, weights) in enumerate(zip(images, maps, strict=True)):
-        row, column = divmod(i, pairs)
-        plain, covered = axes[row, 2 * column], axes[row, 2 * column + 1]
+    for i, ((plain, covered), image, weights) in enumerate(zip(axes, images, maps, strict=True)):
         show_image(plain, image)
         show_map(covered, image, weights, low, high)
-        label_below(covered, f"{short_number(weights.min())} to {short_number(weights.max())}")
-        if titles is not None:
-            plain.set_title(drawable(titles[i]), fontsize=9)
-    tint_scale(figure, axes, drawable(meaning), (short_number(low), short_number(high)))
-    return figure
+        label_below(covered, range_text(weights))
+        add_title(plain, above, i)
+    tint_scale(figure, figure.axes, drawable(meaning), (short_number(low), short_number(high)))
+    names = numbered(titles, len(images))
+    if classes is not None:
+        names = [f"{name} as {label}" for name, label in zip(names, classes, strict=True)]
+    return describe_maps(figure, maps, names)
 
 
 def plot_attention_heads(
@@ -84,6 +105,7 @@ def plot_attention_heads(
     *,
     row_names: Sequence[str] | None = None,
     column_names: Sequence[str] | None = None,
+    most: int | None = None,
 ) -> Figure:
     """Draw a table of attention maps, each over its image, with a scale from 0 to the highest value of the map.
 
@@ -96,27 +118,34 @@ def plot_attention_heads(
             and the heads of one layer, `attention_maps(...)[:, layer]`.
         row_names: Names of the rows (default: "layer 0" and so on).
         column_names: Names of the columns (default: "head 0" and so on).
+        most: Number of columns that are drawn at most, an even selection (default: all).
     """
     rows, columns = maps.shape[:2]
+    drawn = spread(columns, most or columns)
     one = images.ndim == 2 or (images.ndim == 3 and images.shape[-1] == 3 and len(images) != rows)
     pictures = np.broadcast_to(images, (rows, *images.shape)) if one else images
-    row_names = [drawable(name) for name in row_names or [f"layer {i}" for i in range(rows)]]
-    column_names = [drawable(name) for name in column_names or [f"head {i}" for i in range(columns)]]
-    size = 1.15 if columns <= 6 else 0.75  # twelve maps fit a page
-    figure = plain_figure(1.4 + size * columns, max(1.9, 0.4 + (size * aspect(pictures) + 0.17) * rows))
-    axes = figure.subplots(rows, columns, squeeze=False)
+    row_names = row_names or [f"layer {i}" for i in range(rows)]
+    column_names = column_names or [f"head {i}" for i in range(columns)]
+    size = 1.15 if len(drawn) <= 6 else 0.75  # twelve maps fit a page
+    figure = plain_figure(1.4 + size * len(drawn), max(1.9, 0.4 + (size * aspect(pictures) + 0.17) * rows))
+    axes = figure.subplots(rows, len(drawn), squeeze=False)
+    highest = maps.max(axis=(2, 3))
     for i, image in enumerate(pictures):
-        for j in range(columns):
-            axis = axes[i, j]
-            highest = float(maps[i, j].max())
-            show_map(axis, image, maps[i, j], 0.0, highest)
-            label_below(axis, short_number(highest))
-            if i == 0:
-                axis.set_title(column_names[j], fontsize=8)
-            if j == 0:
-                axis.set_ylabel(row_names[i], fontsize=8)
+        for axis, j in zip(axes[i], drawn, strict=True):
+            show_map(axis, image, maps[i, j], 0.0, float(highest[i, j]))
+            label_below(axis, short_number(highest[i, j]))
+        axes[i, 0].set_ylabel(drawable(row_names[i]), fontsize=8)
+    for axis, j in zip(axes[0], drawn, strict=True):
+        axis.set_title(drawable(column_names[j]), fontsize=8)
     tint_scale(figure, axes, "attention", ("0", "number\nbelow\nthe map"))
-    return figure
+    items = []
+    for i, (sharp, flat) in enumerate(zip(highest.argmax(axis=1), highest.argmin(axis=1), strict=True)):
+        items.append(
+            f"{row_names[i]}: highest in {column_names[sharp]} ({short_number(highest[i, sharp])}, "
+            f"{highest_place(maps[i, sharp])}), lowest in {column_names[flat]} (up to {short_number(highest[i, flat])})"
+        )
+    h, w = maps.shape[2:]
+    return describe(figure, f"Attention to {h} x {w} patches, {columns} maps for each row", items)
 
 
 def plot_top_classes(
@@ -142,20 +171,16 @@ def plot_top_classes(
     """
     names = class_labels(class_names, 18)
     count, top = len(images), min(top, probabilities.shape[1])
-    pairs = min(columns, count)
-    rows = math.ceil(count / pairs)
-    figure = plain_figure(PHONE if columns == 1 else 5.2 * pairs, 0.4 + 1.75 * rows)
-    axes = figure.subplots(rows, 2 * pairs, squeeze=False, width_ratios=(1, 1.6) * pairs)
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for i, image in enumerate(images):
-        row, column = divmod(i, pairs)
-        picture, axis = axes[row, 2 * column], axes[row, 2 * column + 1]
+    width = PHONE if columns == 1 else 5.2
+    ratios = (1, 1.6) * min(columns, count)
+    figure, axes = panels(count, columns, (0, width), (0.4, 1.75), each=2, width_ratios=ratios)
+    items = []
+    for i, ((picture, axis), image) in enumerate(zip(axes, images, strict=True)):
         show_image(picture, image)
-        if titles is not None:
-            picture.set_title(
-                drawable(titles[i]), **({"fontsize": 8, "loc": "left"} if columns == 1 else {"fontsize": 9})
-            )
+        if titles is not None and columns == 1:
+            picture.set_title(drawable(titles[i]), fontsize=8, loc="left")
+        else:
+            add_title(picture, titles, i)
         axis.set_axis_on()
         first = leading(probabilities[i], problem_type)[:top]
         bars = axis.barh(range(top), probabilities[i, first], color=LINES[5])
@@ -173,7 +198,10 @@ def plot_top_classes(
             axis.set(xlim=(0, 1.18), xticks=[0, 0.5, 1])
             axis.set_xlabel("probability", fontsize=8)
         axis.spines[["top", "right"]].set_visible(False)
-    return figure
+        items.append(", ".join(f"{names[place]} {text}" for place, text in zip(first[:3], texts, strict=False)))
+    what = "numbers" if problem_type == REGRESSION else "most likely classes"
+    items = [f"{title}: {item}" for title, item in zip(numbered(titles, count), items, strict=True)]
+    return describe(figure, f"Bars of the {what} of each image", items)
 
 
 def plot_predictions(
@@ -191,16 +219,14 @@ def plot_predictions(
         labels: True classes of shape (B,), if known.
     """
     names = class_labels(class_names)
-    count = len(images)
-    columns = min(7, count)
-    rows = math.ceil(count / columns)
-    figure = plain_figure(1.5 * columns, 1.85 * rows + 0.3)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for i, (axis, image) in enumerate(zip(axes.flat, images, strict=False)):
+    figure, axes = panels(len(images), 7, (0, 1.5), (0.3, 1.85))
+    items = []
+    for i, (axis, image) in enumerate(zip(axes.flat, images, strict=True)):
         predicted = int(probabilities[i].argmax())
-        text = f"{names[predicted]}: {percent(probabilities[i, predicted])}"
+        confidence = percent(probabilities[i, predicted])
+        text = f"{names[predicted]}: {confidence}"
+        truth = "" if labels is None else f"{names[labels[i]]} "
+        items.append(f"{truth}predicted as {names[predicted]} ({confidence})")
         colour = NEUTRAL
         if labels is not None:
             right = predicted == labels[i]
@@ -212,7 +238,7 @@ def plot_predictions(
         axis.set_yticks([])
         axis.spines[:].set(color=colour, linewidth=2.5)
         axis.set_title(text, fontsize=8, color=colour)
-    return figure
+    return describe(figure, f"{len(items)} images", items)
 
 
 def plot_training_batch(
@@ -226,18 +252,13 @@ def plot_training_batch(
         class_names: Names in the order of the classes.
     """
     names = class_labels(class_names)
-    columns = min(8, len(images))
-    rows = math.ceil(len(images) / columns)
-    figure = plain_figure(1.5 * columns, 1.75 * rows + 0.3)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for axis, image, of_image in zip(axes.flat, images, shares, strict=False):
+    figure, axes = panels(len(images), 8, (0, 1.5), (0.3, 1.75))
+    for axis, image, its_shares in zip(axes.flat, images, shares, strict=True):
         show_image(axis, image)
-        likeliest = np.argsort(-of_image, kind="stable")
-        shown = [number for number in likeliest[:2] if of_image[number] > 0]
-        blended = of_image[likeliest[0]] < 1
-        text = [f"{names[number]}: {percent(of_image[number])}" if blended else names[number] for number in shown]
+        likeliest = np.argsort(-its_shares, kind="stable")
+        shown = [number for number in likeliest[:2] if its_shares[number] > 0]
+        blended = its_shares[likeliest[0]] < 1
+        text = [f"{names[number]}: {percent(its_shares[number])}" if blended else names[number] for number in shown]
         axis.set_title("\n".join(text), fontsize=8)
     return figure
 
@@ -249,7 +270,7 @@ def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Fig
         matrix: Counts of shape (classes, classes), from `confusion_matrix`.
         class_names: Names in the order of the classes.
     """
-    classes = len(matrix)
+    classes, names = len(matrix), class_labels(class_names, 16)
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     few = classes <= 40
     size = 0.45 * classes if few else 10
@@ -261,7 +282,6 @@ def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Fig
             if number:
                 colour = "black" if shares[row, column] > 0.5 else "white"
                 axis.text(column, row, str(number), ha="center", va="center", fontsize=8, color=colour)
-        names = class_labels(class_names, 16)
         axis.set_xticks(range(classes), names, rotation=90 if max(map(len, names)) > 3 else 0, fontsize=8)
         axis.set_yticks(range(classes), names, fontsize=8)
     right, total = int(np.trace(matrix)), int(matrix.sum())
@@ -269,7 +289,10 @@ def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Fig
     axis.set(xlabel=f"predicted class{number_of}", ylabel=f"true class{number_of}")
     axis.set_title(f"{right} of {total} right ({right / max(total, 1):.1%})", fontsize=10)
     figure.colorbar(picture, ax=axis, shrink=0.8, label="fraction of the true class")
-    return figure
+    wrong = matrix - np.diag(np.diag(matrix))
+    i, j = np.unravel_index(wrong.argmax(), wrong.shape)
+    worst = f"; most often {names[i]} is predicted as {names[j]}, {wrong[i, j]} times" if wrong.any() else ""
+    return describe(figure, f"A matrix of {classes} classes: {right} of {total} images are on its diagonal{worst}")
 
 
 def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: Sequence[tuple[str, str]]) -> Figure:
@@ -293,7 +316,7 @@ def plot_confused_pairs(counts: Sequence[int], shares: Sequence[float], pairs: S
     axis.set_xlabel("images (and fraction of the true class)", fontsize=9)
     axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axis.spines[["top", "right"]].set_visible(False)
-    return figure
+    return describe(figure, f"Bars of {len(pairs)} pairs of classes; the longest: {names[0]}, {counts[0]} times")
 
 
 def plot_reliability(
@@ -327,7 +350,11 @@ def plot_reliability(
     for each in (axis, below):
         _tidy(each)
     below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
-    return figure
+    items = [
+        f"{counts[i]} {of} with a mean confidence of {percent(confidences[i])}: {percent(accuracies[i])} correct"
+        for i in np.flatnonzero(filled)
+    ]
+    return describe(figure, "Bars of the fraction correct by confidence", items)
 
 
 def plot_predicted_numbers(targets: np.ndarray, predictions: np.ndarray, names: Sequence[str], most: int = 6) -> Figure:
@@ -348,7 +375,7 @@ def plot_predicted_numbers(targets: np.ndarray, predictions: np.ndarray, names: 
         axis.plot([low, high], [low, high], color=LINES[1], linewidth=1, linestyle="--")
         axis.set(xlabel=f"true {one_line(name, ACROSS)}", ylabel="predicted")
         _tidy(axis)
-    return figure
+    return describe(figure, f"Points of {len(targets)} images, the prediction over the target")
 
 
 def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") -> Figure:
@@ -390,7 +417,11 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
         _tidy(axis)
         if several:
             _legend(axis, [name.replace("_", " ") for name in curves])
-    return figure
+    items = [
+        f"{name.replace('_', ' ')} goes from {points[0][1]:.3g} to {points[-1][1]:.3g}"
+        for _, curves in panels for name, points in curves.items()
+    ]  # fmt: skip
+    return describe(figure, f"Curves over the {x.replace('_', ' ')}s of the run", items)
 
 
 def _measured_on(name: str) -> str:
@@ -455,11 +486,11 @@ def plot_patch_filters(filters: PatchFilters) -> Figure:
     shown = filters.explained_variance.sum()
     rest = "" if in_one or channels == columns else f"; {columns} of {channels} channels"
     figure.suptitle(f"component: fraction of the filters' variance ({shown:.1%} in total){rest}", fontsize=9)
-    scale = figure.colorbar(ScalarMappable(Normalize(-1, 1), "gray"), ax=axes, fraction=0.04, pad=0.02, aspect=15)
-    scale.set_ticks([-1, 0, 1], labels=["lowest", "0", "highest"])
-    scale.set_label("weight of a pixel" + (" (of each colour)" if channels == 3 else ""), fontsize=8)
-    scale.ax.tick_params(labelsize=8)
-    return figure
+    meaning = "weight of a pixel" + (" (of each colour)" if channels == 3 else "")
+    colour_scale(figure, ScalarMappable(Normalize(-1, 1), "gray"), axes, meaning,
+                 {-1: "lowest", 0: "0", 1: "highest"}, fraction=0.04, pad=0.02, aspect=15)  # fmt: skip
+    first = f"component 0 holds {filters.explained_variance[0]:.1%} of the filters' variance"
+    return describe(figure, f"{count} components as tiles: {first}, all of them {shown:.1%}")
 
 
 def plot_position_similarity(similarity: PositionSimilarity) -> Figure:
@@ -487,10 +518,16 @@ def plot_position_similarity(similarity: PositionSimilarity) -> Figure:
     axis.spines[:].set_visible(False)
     axis.set_xlabel("column of the patch", fontsize=9)
     axis.set_ylabel("row of the patch", fontsize=9)
-    scale = figure.colorbar(shown, ax=axis, shrink=0.9, aspect=20)
-    scale.set_label("cosine with the position of each patch", fontsize=8)
-    scale.ax.tick_params(labelsize=8)
-    return figure
+    colour_scale(figure, shown, axis, "cosine with the position of each patch", shrink=0.9, aspect=20)
+    down, across = np.meshgrid(np.arange(h), np.arange(w), indexing="ij")
+    apart = np.hypot(down[..., None, None] - down, across[..., None, None] - across)
+    near, far = similarity.patches[apart == 1], similarity.patches[apart > max(h, w) / 2]
+    items = [
+        f"{what} have a cosine of {values.mean():.2f} on average"
+        for what, values in (("neighbouring patches", near), ("patches more than half the grid apart", far))
+        if values.size
+    ]
+    return describe(figure, f"A tile for each of {h} x {w} patches", items)
 
 
 def plot_relative_position_biases(biases: np.ndarray) -> Figure:
@@ -519,12 +556,16 @@ def plot_relative_position_biases(biases: np.ndarray) -> Figure:
     axes[-1, 0].tick_params(labelsize=7)
     axes[-1, 0].set_xlabel("patches across", fontsize=8)
     figure.align_ylabels(axes[:, 0])
-    scale = figure.colorbar(
-        ScalarMappable(Normalize(-limit, limit), "RdBu_r"), ax=axes, fraction=0.05, pad=0.02, aspect=20
+    colours = ScalarMappable(Normalize(-limit, limit), "RdBu_r")
+    colour_scale(figure, colours, axes, "added to the attention score", fraction=0.05, pad=0.02, aspect=20)
+    rows, columns = biases.shape[2:]
+    itself = biases[:, :, rows // 2, columns // 2].mean()
+    return describe(
+        figure,
+        f"A map of {rows} x {columns} distances for each of {biases.shape[1]} heads: the biases go from "
+        f"{range_text(biases)}, with a mean of {short_number(itself)} from a patch to itself and of "
+        f"{short_number(biases.mean())} over all distances",
     )
-    scale.set_label("added to the attention score", fontsize=8)
-    scale.ax.tick_params(labelsize=8)
-    return figure
 
 
 def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str]) -> Figure:
@@ -549,10 +590,9 @@ def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str])
         axis.set_xlabel("column of the patch", fontsize=8)
         _whole_ticks(axis)
     axes[0, 0].set_ylabel("row of the patch", fontsize=8)
-    scale = figure.colorbar(ScalarMappable(Normalize(-1, 1), "viridis"), ax=axes, fraction=0.05, pad=0.02, aspect=15)
-    scale.set_label("cosine with each patch", fontsize=8)
-    scale.ax.tick_params(labelsize=8)
-    return figure
+    colours = ScalarMappable(Normalize(-1, 1), "viridis")
+    colour_scale(figure, colours, axes, "cosine with each patch", fraction=0.05, pad=0.02, aspect=15)
+    return describe_maps(figure, similarity.prefix, names)
 
 
 def plot_attention_distance(distances: np.ndarray, *, even: float | None = None) -> Figure:
@@ -576,7 +616,15 @@ def plot_attention_distance(distances: np.ndarray, *, even: float | None = None)
     axis.set_xticks(range(0, depth, math.ceil(depth / 16)))
     _tidy(axis)
     figure.legend(fontsize=8, frameon=False, loc="outside lower left", ncols=3)
-    return figure
+    means = distances.mean(axis=1)
+    near, far = (np.unravel_index(place, distances.shape) for place in (distances.argmin(), distances.argmax()))
+    return describe(
+        figure,
+        f"A point for each head. The mean of the heads goes from {means[0]:.1f} pixels in layer 0 to {means[-1]:.1f} "
+        f"in layer {depth - 1}; head {near[1]} of layer {near[0]} has the shortest ({distances[near]:.1f}), head "
+        f"{far[1]} of layer {far[0]} the longest ({distances[far]:.1f})"
+        + ("" if even is None else f"; uniform attention would be at {even:.1f}"),
+    )
 
 
 def plot_logit_lens(
@@ -608,8 +656,7 @@ def plot_logit_lens(
         picture, axis = axes[i]
         show_image(picture, image)
         picture.set_axis_off()
-        if titles is not None:
-            picture.set_title(drawable(titles[i]), fontsize=9)
+        add_title(picture, titles, i)
         first = leading(curves[-1], problem_type)[: min(top, len(LINES))]
         for place, name in enumerate(first):
             axis.plot(range(depth + 1), curves[:, name], color=LINES[place], marker="osD^vP*"[place], markersize=4)
@@ -622,7 +669,24 @@ def plot_logit_lens(
         labels = [f"{names[place]}: {score_text(curves[-1, place], problem_type)}" for place in first]
         _legend(axis, labels, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes[-1, 1].set_xlabel("after the embeddings, then after layer")
-    return figure
+    stories = [_story(each, names, problem_type) for each in logits]
+    items = [f"{title}: {story}" for title, story in zip(numbered(titles, len(images)), stories, strict=True)]
+    if problem_type == REGRESSION:
+        return describe(figure, "Lines of numbers from the embeddings to the last layer", items)
+    return describe(figure, "Lines of probability over the layers", items)
+
+
+def _story(logits: np.ndarray, names: Sequence[str], problem_type: str | None) -> str:
+    """Return the layer from which the final class leads, or where the numbers of a regression begin and end."""
+    if problem_type == REGRESSION:
+        return ", ".join(
+            f"{name} {score_text(first, problem_type)} to {score_text(last, problem_type)}"
+            for name, first, last in zip(names[:3], logits[0], logits[-1], strict=False)
+        )
+    leaders = logits.argmax(axis=-1)
+    others = np.flatnonzero(leaders != leaders[-1])
+    since = f"layer {others[-1]}" if len(others) else "the embeddings"  # row 0 is after these, 1 after layer 0
+    return f"{names[leaders[-1]]} is the most likely class from {since} on"
 
 
 def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) -> Figure:
@@ -657,7 +721,12 @@ def plot_token_norms(norms: np.ndarray, layout: TokenLayout, image: np.ndarray) 
     blank(grid)
     grid.set_title(f"patches after layer {depth - 1}", fontsize=9)
     figure.colorbar(shown, ax=grid, label="norm of a token", shrink=0.85).ax.tick_params(labelsize=8)
-    return figure
+    first, last = (short_number(np.median(values)) for values in (patches[0], patches[-1]))
+    return describe(
+        figure,
+        f"The median patch has a norm of {first} after the embeddings and of {last} after layer {depth - 1}, where the "
+        f"largest is {short_number(patches[-1].max())}, {highest_place(patches[-1].reshape(layout.grid_size))}",
+    )
 
 
 def plot_contributions(
@@ -671,25 +740,14 @@ def plot_contributions(
         titles: One title per image.
         unit: What the contributions sum to.
     """
-    count = len(images)
-    pairs = min(3, count)
-    rows = math.ceil(count / pairs)
-    figure = plain_figure(4.3 * pairs, 0.3 + 1.9 * rows)
-    axes = figure.subplots(rows, 2 * pairs, squeeze=False)
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for i, (image, parts) in enumerate(zip(images, contributions.sum(axis=1), strict=True)):
-        row, column = divmod(i, pairs)
-        picture, axis = axes[row, 2 * column], axes[row, 2 * column + 1]
+    figure, axes = panels(len(images), 3, (0, 4.3), (0.3, 1.9), each=2)
+    for i, ((picture, axis), image, parts) in enumerate(zip(axes, images, contributions.sum(axis=1), strict=True)):
         show_image(picture, image)
-        if titles is not None:
-            picture.set_title(drawable(titles[i]), fontsize=9)
+        add_title(picture, titles, i)
         # On the full range, a few strong pixels would leave the rest white.
         limit = float(np.quantile(np.abs(parts), 0.99)) or 1.0
         shown = axis.imshow(parts, cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="nearest")
-        scale = figure.colorbar(shown, ax=axis, shrink=0.85, extend="both")
-        scale.ax.tick_params(labelsize=7)
-        scale.set_label(drawable(f"part of the {unit}"), fontsize=8)
+        colour_scale(figure, shown, axis, drawable(f"part of the {unit}"), size=7, shrink=0.85, extend="both")
     return figure
 
 
@@ -719,9 +777,7 @@ def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> F
                 axis.set_ylabel(f"{when}: {h} x {w}\nrow of the patch", fontsize=8)
             if i == 1:
                 axis.set_xlabel("column of the patch", fontsize=8)
-        scale = figure.colorbar(shown, ax=axes[:, j], location="bottom", shrink=0.9, aspect=15, pad=0.02)
-        scale.ax.tick_params(labelsize=7)
-        scale.set_label("value", fontsize=8)
+        colour_scale(figure, shown, axes[:, j], "value", size=7, location="bottom", shrink=0.9, aspect=15, pad=0.02)
     return figure
 
 
@@ -779,18 +835,6 @@ def _with_unit(label: str, field: str) -> str:
     """Return the name of a panel's only field, with the unit from the panel's label."""
     _, bracket, unit = label.partition(" (")
     return one_line(field.replace("_", " "), UPWARDS) + bracket + unit
-
-
-def percent(share: float) -> str:
-    """Return a share in percent, never rounded to certainty."""
-    if 0 < share < 0.005:
-        return "<1%"
-    return ">99%" if 0.995 <= share < 1 else f"{share:.0%}"
-
-
-def score_text(value: float, problem_type: str | None) -> str:
-    """Return a probability in percent, or a number of a regression."""
-    return f"{value:.4g}" if problem_type == REGRESSION else percent(value)
 
 
 def leading(values: np.ndarray, problem_type: str | None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a classifier says about images, and how often it is right.
+"""Scores of a classifier, confusion matrices, and the images that a model sees.
 
 Legend: `B` batch, `C` channels, `H W` pixels.
 """
@@ -13,10 +13,9 @@ from transformers import BaseImageProcessor
 
 from plain_vit.analysis.inspection import (
     as_array,
-    as_batch,
     classify,
-    observed,
     pixels_of,
+    prepared,
     token_layout,
     whole_numbers,
 )
@@ -38,8 +37,7 @@ def predict(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) ->
     Raises:
         AnalysisError: The model has no classifier, or the pixels do not fit it.
     """
-    model, pixel_values = observed(model), as_batch(model, pixel_values)
-    token_layout(model, pixel_values)
+    model, pixel_values, _ = prepared(model, pixel_values)
     with torch.no_grad():
         return as_array(scores(classify(model, pixel_values), model.config.problem_type))
 

@@ -1,6 +1,6 @@
 """The page of `plain-vit show`: all figures of one model, or of two side by side."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 from transformers import BaseImageProcessor
 
-from plain_vit.analysis import descriptions, plots
+from plain_vit.analysis import plots
 from plain_vit.analysis.attention import (
     attention_distance,
     attention_maps,
@@ -22,11 +22,20 @@ from plain_vit.analysis.attention import (
     patch_distances,
 )
 from plain_vit.analysis.dense_features import correspondences, patch_components, patch_features, patch_similarity
+from plain_vit.analysis.drawing import png
 from plain_vit.analysis.embeddings import patch_filters, position_similarity, relative_position_biases
 from plain_vit.analysis.gradients import grad_cam
 from plain_vit.analysis.hidden_states import logit_lens, token_norms
 from plain_vit.analysis.inspection import TokenLayout, encoder, plain, token_layout
-from plain_vit.analysis.page import framed, html_page, html_table, inline_picture, plain_text
+from plain_vit.analysis.page import (
+    framed,
+    html_figure,
+    html_page,
+    html_section,
+    html_table,
+    inline_picture,
+    plain_text,
+)
 from plain_vit.analysis.photographs import ImageFiles
 from plain_vit.analysis.results import displayable, predict
 from plain_vit.analysis.streams import average_over_images, pixel_batches
@@ -42,7 +51,6 @@ with needs("plain-vit[analysis]"):
 SHOWN = 6  # images in the figures; attention distance averages over all
 CENTER = (0.5, 0.5)
 COLUMNS = 12  # heads or layers per row; if there are more, an even selection is drawn
-DPI = 110
 
 
 @dataclass(frozen=True)
@@ -104,19 +112,7 @@ class Subject:
         return self.each(predict)
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """The figure of a section for one model.
-
-    Args:
-        arrays: The computed arrays, by name.
-        picture: The figure.
-        seen: Alternative text of the figure.
-    """
-
-    arrays: Mapping[str, np.ndarray]
-    picture: Figure
-    seen: str
+Drawn = tuple[dict[str, np.ndarray], Figure]  # the computed arrays, by name, and their figure
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,7 @@ class Section:
     """One figure of the page.
 
     Args:
-        name: Name of its file and of its arrays.
+        name: Name of its file.
         title: Title of the section.
         caption: What the figure shows, and how it was computed.
         draw: Function that computes the arrays and draws them.
@@ -135,7 +131,22 @@ class Section:
     title: str
     caption: str
     draw: Callable[[Subject], Drawn]
-    concerns: Callable[[Subject], bool] = lambda subject: True
+    concerns: Callable[[Subject], bool]
+
+
+SECTIONS: list[Section] = []  # in the order of the page
+
+
+def page_section(
+    name: str, title: str, caption: str, *, concerns: Callable[[Subject], bool] = lambda subject: True
+) -> Callable[[Callable[[Subject], Drawn]], Callable[[Subject], Drawn]]:
+    """Add a function that draws a figure to the end of the page, with the fields of a `Section`."""
+
+    def add(draw: Callable[[Subject], Drawn]) -> Callable[[Subject], Drawn]:
+        SECTIONS.append(Section(name, title, caption, draw, concerns))
+        return draw
+
+    return add
 
 
 def draw_sheet(
@@ -194,20 +205,20 @@ def draw_sheet(
             if not any(section.concerns(subject) for subject in subjects):
                 continue
             cells = []
-            for i, subject in enumerate(subjects):
-                try:
-                    drawn = section.draw(subject)
-                except AnalysisError as error:  # not applicable to this model; the page says why
-                    cells.append(f"<p>Nothing to draw: {plain_text(error)}.</p>")
-                    continue
-                arrays[i].update(drawn.arrays)
+            for i, (subject, caption) in enumerate(zip(subjects, names if compare else [""], strict=True)):
                 file = f"{section.name}{'-compared' if i else ''}.png"
-                data = BytesIO()
-                drawn.picture.savefig(data, dpi=DPI)
-                (folder / file).write_bytes(data.getvalue())
-                picture = f'<a href="{file}">{inline_picture(data.getvalue(), drawn.seen)}</a>'
-                cells.append(framed(picture, section.title))
-            parts.append(_section(section, cells, names))
+                try:
+                    values, figure = section.draw(subject)
+                except AnalysisError as error:  # not applicable to this model; the page says why
+                    content = f"<p>Nothing to draw: {plain_text(error)}.</p>"
+                else:
+                    arrays[i].update(values)
+                    (folder / file).write_bytes(picture := png(figure))
+                    image = inline_picture(picture, str(figure.get_label()))
+                    content = framed(f'<a href="{file}">{image}</a>', section.title)
+                cells.append(html_figure(content, caption))
+            is_pair = len(cells) == 2
+            parts.append(html_section(section.title, section.caption, cells, name=section.name, is_pair=is_pair))
         for values, file in zip(arrays, ("arrays.npz", "arrays-compared.npz"), strict=False):
             np.savez_compressed(folder / file, allow_pickle=False, **values)
         title = " and ".join(names[: len(subjects)])
@@ -245,7 +256,7 @@ def _subject(
 
 
 def _prepared(images: ImageFiles, image_processor: BaseImageProcessor, batch_size: int) -> Iterator[torch.Tensor]:
-    """Preprocess images in batches, with an error for those that cannot be."""
+    """Preprocess images in batches; an error says which processor cannot."""
     try:
         yield from pixel_batches(images, image_processor, batch_size)
     except DataError:
@@ -256,280 +267,244 @@ def _prepared(images: ImageFiles, image_processor: BaseImageProcessor, batch_siz
 
 # The sections
 
+TINT = "Orange marks high values of a map; the image itself is grey. "
+ONE_SCALE = (
+    "All maps of a model share one scale, from 0 to the highest value of all, and the range of each map is below it: "
+    "uniform and weak maps are recognisable."
+)
 
+
+@page_section(
+    "top-classes",
+    "Predictions",
+    "The five most likely classes of each image. Probabilities are the softmax of the logits, or, where an image "
+    "may have several labels, the sigmoid of each; they need not be calibrated. Of a regression, the first five "
+    "numbers.",
+)
 def _draw_top_classes(subject: Subject) -> Drawn:
-    probabilities, names = subject.probabilities, subject.class_names
-    problem, titles = subject.problem_type, subject.titles
+    probabilities = subject.probabilities
     figure = plots.plot_top_classes(
-        subject.pictures, probabilities, names, titles=titles, problem_type=problem, columns=1
-    )
-    seen = descriptions.of_top_classes(probabilities, class_labels(names, 18), titles, problem)
-    return Drawn({"probabilities": probabilities}, figure, seen)
+        subject.pictures, probabilities, subject.class_names, titles=subject.titles,
+        problem_type=subject.problem_type, columns=1,
+    )  # fmt: skip
+    return {"probabilities": probabilities}, figure
 
 
+@page_section(
+    "attention-last-layer",
+    "Attention of the last layer, by head",
+    TINT + "Each map shows the attention of one head of the last layer to each patch, from the class token or, in "
+    "models without one, averaged over all patches. Each has its own scale, from 0 to its highest weight, which is "
+    "printed below it: the maxima of heads differ by a factor of a hundred. Do not compare colours between maps.",
+)
 def _draw_last_layer(subject: Subject) -> Drawn:
     maps = subject.each(attention_maps, layers=-1)[:, 0]
-    return _table_of_maps(subject, maps, "head", "attention_last_layer")
+    return {"attention_last_layer": maps}, _table_of_maps(subject, maps, "head")
 
 
+@page_section(
+    "attention-layers",
+    "Attention of every layer, mean of the heads",
+    TINT + "As above, averaged over the heads of each layer.",
+)
 def _draw_layers(subject: Subject) -> Drawn:
     maps = subject.each(attention_maps).mean(axis=2)
-    return _table_of_maps(subject, maps, "layer", "attention_mean_of_heads")
+    return {"attention_mean_of_heads": maps}, _table_of_maps(subject, maps, "layer")
 
 
-def _table_of_maps(subject: Subject, maps: np.ndarray, what: str, name: str) -> Drawn:
-    """Draw maps of shape (B, heads or layers, h, w), one image per row."""
-    columns = [f"{what} {number}" for number in range(maps.shape[1])]
-    drawn = plots.spread(maps.shape[1], COLUMNS)
-    figure = plots.plot_attention_heads(
-        subject.pictures, maps[:, drawn], row_names=subject.titles, column_names=[columns[i] for i in drawn]
-    )
-    return Drawn({name: maps}, figure, descriptions.of_a_table_of_maps(maps, subject.titles, columns))
-
-
+@page_section(
+    "rollout",
+    "Attention rollout",
+    TINT + "The contribution of each patch to the pooled features, following attention through all layers: the "
+    "mean of the heads of each layer, plus the identity for the residual connection, with rows rescaled to sum "
+    "to 1, multiplied over the layers (Abnar and Zuidema 2020). The contributions of all patches and other tokens "
+    "sum to 1. " + ONE_SCALE,
+)
 def _draw_rollout(subject: Subject) -> Drawn:
     maps = subject.each(attention_rollout)
-    return _maps(subject, {"rollout": maps}, "rollout (fraction)")
+    return {"rollout": maps}, _maps(subject, maps, "rollout (fraction)")
 
 
+@page_section(
+    "grad-cam",
+    "Grad-CAM",
+    TINT + "Patches relevant for the most likely class, which is named above each image. The features before the "
+    "attention of the last block are weighted by the mean gradient of the class score, and negative sums are "
+    "dropped (Selvaraju et al. 2017). " + ONE_SCALE,
+)
 def _draw_grad_cam(subject: Subject) -> Drawn:
     maps = subject.each(grad_cam)
-    return _maps(subject, {"grad_cam": maps}, "Grad-CAM", _predictions(subject))
+    return {"grad_cam": maps}, _maps(subject, maps, "Grad-CAM", _predictions(subject))
 
 
+@page_section(
+    "gradient-rollout",
+    "Gradient-weighted rollout",
+    TINT + "Patches relevant for the most likely class, following all layers: attention times its gradient, "
+    "negative products dropped, heads averaged, and all paths through at least one attention summed (Chefer et al. "
+    "2021). " + ONE_SCALE,
+)
 def _draw_gradient_rollout(subject: Subject) -> Drawn:
     maps = subject.each(gradient_rollout)
-    return _maps(subject, {"gradient_rollout": maps}, "relevance", _predictions(subject))
+    return {"gradient_rollout": maps}, _maps(subject, maps, "relevance", _predictions(subject))
 
 
-def _maps(
-    subject: Subject, arrays: Mapping[str, np.ndarray], meaning: str, classes: Sequence[str] | None = None
-) -> Drawn:
-    """Draw one map per image, below its title or the class that it is for."""
-    (maps,) = arrays.values()
-    titles = subject.titles if classes is None else classes
-    figure = plots.plot_maps_over_images(subject.pictures, maps, titles=titles, meaning=meaning)
-    of_each = subject.titles if classes is None else [
-        f"{title} as {name}" for title, name in zip(subject.titles, classes, strict=True)
-    ]  # fmt: skip
-    return Drawn(arrays, figure, descriptions.of_maps(maps, of_each))
-
-
-def _draw_filters(subject: Subject) -> Drawn:
-    filters = patch_filters(subject.model)
-    arrays = {"patch_filters": filters.components, "patch_filters_explained_variance": filters.explained_variance}
-    return Drawn(arrays, plots.plot_patch_filters(filters), descriptions.of_filters(filters))
-
-
-def _draw_positions(subject: Subject) -> Drawn:
-    similarity = position_similarity(subject.model, subject.layout.grid_size)
-    arrays = {"position_similarity": similarity.patches, "position_similarity_prefix": similarity.prefix}
-    return Drawn(arrays, plots.plot_position_similarity(similarity), descriptions.of_positions(similarity))
-
-
-def _draw_biases(subject: Subject) -> Drawn:
-    biases = relative_position_biases(subject.model, subject.layout.grid_size)
-    figure = plots.plot_relative_position_biases(biases)
-    return Drawn({"relative_position_biases": biases}, figure, descriptions.of_biases(biases))
-
-
-def _draw_prefix(subject: Subject) -> Drawn:
-    similarity = position_similarity(subject.model, subject.layout.grid_size)
-    if not len(similarity.prefix):
-        raise AnalysisError("no token before the patches has a position embedding")
-    names = subject.layout.before
-    return Drawn({}, plots.plot_prefix_similarity(similarity, names), descriptions.of_maps(similarity.prefix, names))
-
-
-def _draw_distance(subject: Subject) -> Drawn:
-    batches = _prepared(subject.images, subject.image_processor, batch_size=1)
-    distances = average_over_images(attention_distance, subject.model, batches, progress=subject.progress)
-    if np.isnan(distances).any():
-        raise AnalysisError("a head gives the patches no attention in any image: there is no distance to average")
-    even = float(patch_distances(subject.layout.grid_size, subject.layout.patch_size).mean())
-    figure = plots.plot_attention_distance(distances, even=even)
-    return Drawn({"attention_distance": distances}, figure, descriptions.of_distances(distances, even))
-
-
+@page_section(
+    "logit-lens",
+    "Logit lens",
+    "The probabilities if the model stopped after the embeddings (emb.) or after a layer: the model's own final "
+    "norm, pooling and classifier are applied to the tokens of each layer. The five classes are the most likely "
+    "ones after the last layer. Of a regression, the first five numbers.",
+)
 def _draw_logit_lens(subject: Subject) -> Drawn:
-    logits, names = subject.each(logit_lens), subject.class_names
-    problem, titles = subject.problem_type, subject.titles
-    figure = plots.plot_logit_lens(subject.pictures, logits, names, titles=titles, problem_type=problem)
-    return Drawn(
-        {"logit_lens": logits}, figure, descriptions.of_logits(logits, class_labels(names, 18), titles, problem)
+    logits = subject.each(logit_lens)
+    figure = plots.plot_logit_lens(
+        subject.pictures, logits, subject.class_names, titles=subject.titles, problem_type=subject.problem_type
     )
+    return {"logit_lens": logits}, figure
 
 
-def _draw_norms(subject: Subject) -> Drawn:
-    norms = subject.each(token_norms)
-    figure = plots.plot_token_norms(norms[0], subject.layout, subject.pictures[0])
-    return Drawn({"token_norms": norms}, figure, descriptions.of_norms(norms[0], subject.layout))
-
-
+@page_section(
+    "patch-components",
+    "Patch features as colours",
+    "The features of the patches after the last layer: their first three principal components as red, green and "
+    "blue, fitted to all images together, so that similar patches have similar colours. White patches are "
+    "background, the side of the first component that is more common at the borders; the colours are fitted to the "
+    "others (Oquab et al. 2023, section 7.5). Colours cannot be compared between models.",
+)
 def _draw_components(subject: Subject) -> Drawn:
     components = patch_components(subject.features)
     figure = plots.plot_patch_components(subject.pictures, components, titles=subject.titles)
     arrays = {"patch_components": components.values, "patch_components_foreground": components.foreground,
               "patch_components_explained_variance": components.explained_variance}  # fmt: skip
-    return Drawn(arrays, figure, descriptions.of_components(components, subject.titles))
+    return arrays, figure
 
 
+@page_section(
+    "patch-similarity",
+    "Patches similar to one",
+    TINT + "The cosine similarity between the features of the patch with the cross, in the first image, and those "
+    "of all patches. Negative values are drawn as 0; the range of each map is below it. The option --point chooses "
+    "the patch.",
+)
 def _draw_similarity(subject: Subject) -> Drawn:
     (h, w), (down, across) = subject.layout.grid_size, subject.point
     patch = min(int(down * h), h - 1), min(int(across * w), w - 1)
     similarity = patch_similarity(subject.features, patch)
     figure = plots.plot_patch_similarity(subject.pictures, similarity, patch, titles=subject.titles)
-    seen = f"The patch in row {patch[0]}, column {patch[1]} of the first image has a cross. "
-    return Drawn({"patch_similarity": similarity}, figure, seen + descriptions.of_maps(similarity, subject.titles))
+    return {"patch_similarity": similarity}, figure
 
 
+@page_section(
+    "correspondences",
+    "Correspondences of two images",
+    "Patches of the first two images that are each other's most similar patch, by the cosine of their features. "
+    "The 30 most similar pairs are drawn; colours only tell lines apart.",
+    concerns=lambda subject: len(subject.pixel_values) > 1,
+)
 def _draw_correspondences(subject: Subject) -> Drawn:
     matches = correspondences(subject.features[0], subject.features[1])
     titles = subject.titles[0], subject.titles[1]
     figure = plots.plot_correspondences(subject.pictures[0], subject.pictures[1], matches, titles=titles)
     arrays = {"correspondences_first": matches.first, "correspondences_second": matches.second,
               "correspondences_similarity": matches.similarity}  # fmt: skip
-    return Drawn(arrays, figure, descriptions.of_correspondences(matches))
+    return arrays, figure
+
+
+@page_section(
+    "patch-filters",
+    "Patch-embedding filters",
+    "The first 28 principal components of the patch-embedding filters, as in Figure 7, left, of Dosovitskiy et al. "
+    "2021. Each tile is a patch; mid-grey is 0. A patch of few pixels has fewer components.",
+)
+def _draw_filters(subject: Subject) -> Drawn:
+    filters = patch_filters(subject.model)
+    arrays = {"patch_filters": filters.components, "patch_filters_explained_variance": filters.explained_variance}
+    return arrays, plots.plot_patch_filters(filters)
+
+
+@page_section(
+    "position-similarity",
+    "Position-embedding similarity",
+    "Each tile belongs to the patch of its row and column, and shows the cosine similarity between the position "
+    "embedding of that patch and those of all patches (Figure 7, centre). Similar neighbours show as a bright spot "
+    "around the patch itself. For grids larger than 14 x 14 an even selection of patches is drawn.",
+)
+def _draw_positions(subject: Subject) -> Drawn:
+    similarity = position_similarity(subject.model, subject.layout.grid_size)
+    arrays = {"position_similarity": similarity.patches, "position_similarity_prefix": similarity.prefix}
+    return arrays, plots.plot_position_similarity(similarity)
+
+
+@page_section(
+    "relative-biases",
+    "Biases of relative positions",
+    "What is added to the attention scores for each distance: the querying patch is in the middle of each map, and "
+    "below it are the keys below it in the image. White is 0, red raises the score, blue lowers it. Of more than "
+    "eight layers or heads an even selection is drawn.",
+    concerns=lambda subject: encoder(subject.model).config.relative_position_bias != "none",
+)
+def _draw_biases(subject: Subject) -> Drawn:
+    biases = relative_position_biases(subject.model, subject.layout.grid_size)
+    return {"relative_position_biases": biases}, plots.plot_relative_position_biases(biases)
+
+
+@page_section(
+    "prefix-similarity",
+    "Positions of the other tokens",
+    "The cosine similarity between the positions of the tokens before the patches and those of the patches.",
+)
+def _draw_prefix(subject: Subject) -> Drawn:
+    similarity = position_similarity(subject.model, subject.layout.grid_size)
+    if not len(similarity.prefix):
+        raise AnalysisError("no token before the patches has a position embedding")
+    return {}, plots.plot_prefix_similarity(similarity, subject.layout.before)
+
+
+@page_section(
+    "attention-distance",
+    "Mean attention distance",
+    "The distance between the centres of query patch and key patch, weighted by attention, averaged over all "
+    "patches and over all images, in pixels of the model's input (Figure 7, right). The dotted line marks uniform "
+    "attention.",
+)
+def _draw_distance(subject: Subject) -> Drawn:
+    batches = _prepared(subject.images, subject.image_processor, batch_size=1)
+    distances = average_over_images(attention_distance, subject.model, batches, progress=subject.progress)
+    if np.isnan(distances).any():
+        raise AnalysisError("a head gives the patches no attention in any image: there is no distance to average")
+    even = float(patch_distances(subject.layout.grid_size, subject.layout.patch_size).mean())
+    return {"attention_distance": distances}, plots.plot_attention_distance(distances, even=even)
+
+
+@page_section(
+    "token-norms",
+    "Norms of the tokens",
+    "The token norms of the first image after each layer. Patches with a much larger norm than the others usually "
+    "hold no local content (Darcet et al. 2024).",
+)
+def _draw_norms(subject: Subject) -> Drawn:
+    norms = subject.each(token_norms)
+    return {"token_norms": norms}, plots.plot_token_norms(norms[0], subject.layout, subject.pictures[0])
+
+
+def _table_of_maps(subject: Subject, maps: np.ndarray, what: str) -> Figure:
+    """Draw maps of shape (B, heads or layers, h, w), one image per row."""
+    columns = [f"{what} {number}" for number in range(maps.shape[1])]
+    return plots.plot_attention_heads(
+        subject.pictures, maps, row_names=subject.titles, column_names=columns, most=COLUMNS
+    )
+
+
+def _maps(subject: Subject, maps: np.ndarray, meaning: str, classes: Sequence[str] | None = None) -> Figure:
+    """Draw one map per image, below its title or the class that it is for."""
+    return plots.plot_maps_over_images(subject.pictures, maps, titles=subject.titles, classes=classes, meaning=meaning)
 
 
 def _predictions(subject: Subject) -> list[str]:
     """Return the most likely class of each image, for which the gradients are computed."""
     names = class_labels(subject.class_names)
     return [names[number] for number in subject.probabilities.argmax(axis=1)]
-
-
-TINT = "Orange marks high values of a map; the image itself is grey. "
-ONE_SCALE = (
-    "All maps of a model share one scale, from 0 to the highest value of all, and the range of each map is below it: "
-    "uniform and weak maps are recognisable."
-)
-SECTIONS = (
-    Section(
-        "top-classes",
-        "Predictions",
-        "The five most likely classes of each image. Probabilities are the softmax of the logits, or, where an image "
-        "may have several labels, the sigmoid of each; they need not be calibrated. Of a regression, the first five "
-        "numbers.",
-        _draw_top_classes,
-    ),
-    Section(
-        "attention-last-layer",
-        "Attention of the last layer, by head",
-        TINT + "Each map shows the attention of one head of the last layer to each patch, from the class token or, in "
-        "models without one, averaged over all patches. Each has its own scale, from 0 to its highest weight, which is "
-        "printed below it: the maxima of heads differ by a factor of a hundred. Do not compare colours between maps.",
-        _draw_last_layer,
-    ),
-    Section(
-        "attention-layers",
-        "Attention of every layer, mean of the heads",
-        TINT + "As above, averaged over the heads of each layer.",
-        _draw_layers,
-    ),
-    Section(
-        "rollout",
-        "Attention rollout",
-        TINT + "The contribution of each patch to the pooled features, following attention through all layers: the "
-        "mean of the heads of each layer, plus the identity for the residual connection, with rows rescaled to sum "
-        "to 1, multiplied over the layers (Abnar and Zuidema 2020). The contributions of all patches and other tokens "
-        "sum to 1. " + ONE_SCALE,
-        _draw_rollout,
-    ),
-    Section(
-        "grad-cam",
-        "Grad-CAM",
-        TINT + "Patches relevant for the most likely class, which is named above each image. The features before the "
-        "attention of the last block are weighted by the mean gradient of the class score, and negative sums are "
-        "dropped (Selvaraju et al. 2017). " + ONE_SCALE,
-        _draw_grad_cam,
-    ),
-    Section(
-        "gradient-rollout",
-        "Gradient-weighted rollout",
-        TINT + "Patches relevant for the most likely class, following all layers: attention times its gradient, "
-        "negative products dropped, heads averaged, and all paths through at least one attention summed (Chefer et al. "
-        "2021). " + ONE_SCALE,
-        _draw_gradient_rollout,
-    ),
-    Section(
-        "logit-lens",
-        "Logit lens",
-        "The probabilities if the model stopped after the embeddings (emb.) or after a layer: the model's own final "
-        "norm, pooling and classifier are applied to the tokens of each layer. The five classes are the most likely "
-        "ones after the last layer. Of a regression, the first five numbers.",
-        _draw_logit_lens,
-    ),
-    Section(
-        "patch-components",
-        "Patch features as colours",
-        "The features of the patches after the last layer: their first three principal components as red, green and "
-        "blue, fitted to all images together, so that similar patches have similar colours. White patches are "
-        "background, the side of the first component that is more common at the borders; the colours are fitted to the "
-        "others (Oquab et al. 2023, section 7.5). Colours cannot be compared between models.",
-        _draw_components,
-    ),
-    Section(
-        "patch-similarity",
-        "Patches similar to one",
-        TINT + "The cosine similarity between the features of the patch with the cross, in the first image, and those "
-        "of all patches. Negative values are drawn as 0; the range of each map is below it. The option --point chooses "
-        "the patch.",
-        _draw_similarity,
-    ),
-    Section(
-        "correspondences",
-        "Correspondences of two images",
-        "Patches of the first two images that are each other's most similar patch, by the cosine of their features. "
-        "The 30 most similar pairs are drawn; colours only tell lines apart.",
-        _draw_correspondences,
-        lambda subject: len(subject.pixel_values) > 1,
-    ),
-    Section(
-        "patch-filters",
-        "Patch-embedding filters",
-        "The first 28 principal components of the patch-embedding filters, as in Figure 7, left, of Dosovitskiy et al. "
-        "2021. Each tile is a patch; mid-grey is 0. A patch of few pixels has fewer components.",
-        _draw_filters,
-    ),
-    Section(
-        "position-similarity",
-        "Position-embedding similarity",
-        "Each tile belongs to the patch of its row and column, and shows the cosine similarity between the position "
-        "embedding of that patch and those of all patches (Figure 7, centre). Similar neighbours show as a bright spot "
-        "around the patch itself. For grids larger than 14 x 14 an even selection of patches is drawn.",
-        _draw_positions,
-    ),
-    Section(
-        "relative-biases",
-        "Biases of relative positions",
-        "What is added to the attention scores for each distance: the querying patch is in the middle of each map, and "
-        "below it are the keys below it in the image. White is 0, red raises the score, blue lowers it. Of more than "
-        "eight layers or heads an even selection is drawn.",
-        _draw_biases,
-        lambda subject: encoder(subject.model).config.relative_position_bias != "none",
-    ),
-    Section(
-        "prefix-similarity",
-        "Positions of the other tokens",
-        "The cosine similarity between the positions of the tokens before the patches and those of the patches.",
-        _draw_prefix,
-    ),
-    Section(
-        "attention-distance",
-        "Mean attention distance",
-        "The distance between the centres of query patch and key patch, weighted by attention, averaged over all "
-        "patches and over all images, in pixels of the model's input (Figure 7, right). The dotted line marks uniform "
-        "attention.",
-        _draw_distance,
-    ),
-    Section(
-        "token-norms",
-        "Norms of the tokens",
-        "The token norms of the first image after each layer. Patches with a much larger norm than the others usually "
-        "hold no local content (Darcet et al. 2024).",
-        _draw_norms,
-    ),
-)
 
 
 # The page
@@ -583,17 +558,6 @@ def _facts_of(subject: Subject) -> dict[str, object]:
         "tokens": ", ".join([*layout.before, "patches", *layout.after]),
         "input": f"prepared by the image processor as {height} × {width} pixels",
     }
-
-
-def _section(section: Section, cells: Sequence[str], names: Sequence[str]) -> str:
-    figures = [
-        f"<figure>{f'<figcaption>{plain_text(name)}</figcaption>' if len(cells) > 1 else ''}{cell}</figure>"
-        for name, cell in zip(names, cells, strict=False)
-    ]
-    return (
-        f'<h2 id="{section.name}">{section.title}</h2><p class="caption">{section.caption}</p>'
-        f'<div class="row{" pair" if len(figures) == 2 else ""}">{"".join(figures)}</div>'
-    )
 
 
 __all__ = ["draw_sheet"]

@@ -59,7 +59,7 @@ def _draw_plainly(figure: Figure, renderer: Any) -> None:
 
 
 def drawable(text: str) -> str:
-    """Return a text of bounded length, with control characters and those that no installed font has as code points.
+    """Return a text of bounded length, with code points for control characters and characters that no font has.
 
     Args:
         text: One line or several; line breaks are kept.
@@ -71,7 +71,7 @@ def drawable(text: str) -> str:
     if set(map(ord, shown)) <= _letters_of(_default_font()):
         return shown
     lacking = lacking_letters([shown])
-    return "".join(_number_of(letter) if letter in lacking else letter for letter in shown)
+    return "".join(f"[U+{ord(letter):04X}]" if letter in lacking else letter for letter in shown)
 
 
 def one_line(text: str, length: int) -> str:
@@ -138,9 +138,9 @@ def distinct_labels(names: Sequence[str], wholes: Sequence[str], length: int = 1
     short, whole = ([drawable(name).replace("\n", r"\n") for name in texts] for texts in (names, wholes))
     forms: list[Callable[[int], str]] = [
         lambda i: _cut(short[i], length),
-        lambda i: _cut_in_the_middle(short[i], length),
+        lambda i: _cut(short[i], length, keep_end=True),
         lambda i: _cut(whole[i], length),
-        lambda i: _cut_in_the_middle(whole[i], length),
+        lambda i: _cut(whole[i], length, keep_end=True),
         lambda i: _cut(short[i], max(2, length - len(f" ({i})"))) + f" ({i})",
     ]
     labels = [forms[0](i) for i in range(len(names))]
@@ -154,25 +154,15 @@ def _width(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
-def _cut(text: str, length: int) -> str:
+def _cut(text: str, length: int, *, keep_end: bool = False) -> str:
+    """Return a text without its end, or without its middle."""
     if _width(text) <= length:
         return text
-    while _width(text) > length - 1:
-        text = text[:-1]
-    return f"{text}…"
-
-
-def _cut_in_the_middle(text: str, length: int) -> str:
-    if _width(text) <= length:
-        return text
-    head, tail = text[: len(text) // 2], text[len(text) // 2 :]
+    middle = len(text) // 2 if keep_end else len(text)
+    head, tail = text[:middle], text[middle:]
     while _width(head) + _width(tail) > length - 1:
         head, tail = (head[:-1], tail) if _width(head) > _width(tail) else (head, tail[1:])
     return f"{head}…{tail}"
-
-
-def _number_of(letter: str) -> str:
-    return f"[U+{ord(letter):04X}]"
 
 
 def _default_font() -> str:

@@ -21,7 +21,7 @@ LEVELS = 2**16  # of a coordinate
 Shown = Callable[[Sequence[int]], Iterable[int]]
 
 
-def of_unit_length(features: np.ndarray) -> np.ndarray:
+def unit_length(features: np.ndarray) -> np.ndarray:
     """Return features [N, D] divided by their norms, so that products are cosine similarities; zeros stay zeros."""
     scale = np.abs(features).max(axis=1, keepdims=True)  # first, so that squares stay within float32
     features = features / np.where(scale > 0, scale, 1)

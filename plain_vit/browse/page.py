@@ -16,7 +16,7 @@ from ..errors import DataError, counted, in_bytes, printable
 from ..files.place_names import public_name, public_paths
 from ..files.staging import staged_folder
 from ..system.extras import needs
-from .arrays import nearest_neighbours, of_unit_length, principal_map, similar_together, umap_map
+from .arrays import nearest_neighbours, principal_map, similar_together, umap_map, unit_length
 from .images import Images, Shards, places_of, read_images, with_model_classes, with_predictions
 from .thumbnails import COLUMNS, PER_FILE, TILE, Stored, write_thumbnails
 
@@ -217,8 +217,8 @@ def _as_in_run(dataset: DatasetOptions, shards: Shards) -> DatasetOptions:
         if name in settings and given is not None and given != before:
             how = f"without --{name}: omit it" if before is None else f"with --{name} {before}: give it or omit it"
             raise DataError(f"{shards.place} was written {how}, instead of {given!r}.")
-    of_run: dict[str, Any] = {name: getattr(dataset, name) or settings.get(name) for name in names}
-    return replace(dataset, **of_run)
+    in_run: dict[str, Any] = {name: getattr(dataset, name) or settings.get(name) for name in names}
+    return replace(dataset, **in_run)
 
 
 def _with_map(images: Images, kind: str, progress: bool) -> tuple[Images, dict[str, Any], str]:
@@ -227,7 +227,7 @@ def _with_map(images: Images, kind: str, progress: bool) -> tuple[Images, dict[s
         return images, {"places": None, "neighbours": None, "similarities": None}, ""
     if images.count < 2:
         raise DataError("There is one image, which has no neighbours: give the features of at least two.")
-    features = of_unit_length(images.features)
+    features = unit_length(images.features)
     width = features.shape[1]
     if kind == "umap":
         places, how = umap_map(features), "by UMAP"

@@ -37,16 +37,6 @@ TENSOR_GLOBALS = {
     "torch.nn.parameter Parameter",
     "torch.storage TypedStorage",
     "torch.storage UntypedStorage",
-    "torch BFloat16Storage",
-    "torch BoolStorage",
-    "torch ByteStorage",
-    "torch CharStorage",
-    "torch DoubleStorage",
-    "torch FloatStorage",
-    "torch HalfStorage",
-    "torch IntStorage",
-    "torch LongStorage",
-    "torch ShortStorage",
     *(
         f"torch {name}Storage"
         for name in ["BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short"]

@@ -1,4 +1,4 @@
-"""Operating system calls, each here because it was measured to be needed: what it buys is said in its docstring."""
+"""Operating system calls, each measured to be needed: its docstring gives the gain."""
 
 import contextlib
 import ctypes
@@ -131,7 +131,7 @@ class HeldInterrupts:
         self.before = signal.getsignal(signal.SIGINT)
         self.are_held = True
         self.came: list[FrameType | None] = []
-        # Interrupts of other threads, and those that nobody handles in Python, go elsewhere.
+        # Interrupts of other threads, and interrupts without a handler in Python, go elsewhere.
         self.are_mine = threading.current_thread() is threading.main_thread() and callable(self.before)
 
     def take_over(self) -> None:

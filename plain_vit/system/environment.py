@@ -17,7 +17,7 @@ PACKAGES = (
     "accelerate", "datasets", "peft", "matplotlib", "captum", "timm", "vit-pytorch",
 )  # fmt: skip
 
-# What says whether oneDNN multiplies matrices of a dtype. Those of float32 it always does.
+# The functions that say whether oneDNN multiplies matrices of a dtype; it always multiplies float32.
 _PRODUCTS = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
 
 

@@ -70,14 +70,14 @@ def neighbours_in(data: dict[str, Any]) -> dict[int, list[int]]:
 def test_neighbours_are_those_of_scikit_learn(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "SIMILARITIES", memory)
     features = features_of(43, 6)
-    neighbours, similarities = arrays.nearest_neighbours(arrays.of_unit_length(features), list)
+    neighbours, similarities = arrays.nearest_neighbours(arrays.unit_length(features), list)
     distances, expected = NearestNeighbors(n_neighbors=13, metric="cosine").fit(features).kneighbors(features)
     assert np.array_equal(neighbours, expected[:, 1:])
     assert np.allclose(similarities, 1 - distances[:, 1:], atol=1e-6)
 
 
 def test_images_with_equal_features_are_each_others_neighbours_in_their_order() -> None:
-    features = arrays.of_unit_length(np.repeat(features_of(3), 3, axis=0))
+    features = arrays.unit_length(np.repeat(features_of(3), 3, axis=0))
     neighbours, similarities = arrays.nearest_neighbours(features, list)
     for image, near in enumerate(neighbours):
         first = image // 3 * 3
@@ -87,7 +87,7 @@ def test_images_with_equal_features_are_each_others_neighbours_in_their_order() 
 
 @pytest.mark.parametrize(("count", "width"), [(2, 5), (9, 1), (40, 7), (12, 900)])
 def test_the_map_is_that_of_principal_components(count: int, width: int) -> None:
-    features = arrays.of_unit_length(features_of(count, width))
+    features = arrays.unit_length(features_of(count, width))
     places, held = arrays.principal_map(features)
     assert places.shape == (count, 2)
     components = min(2, count, width)
@@ -106,7 +106,7 @@ def test_features_without_variance_or_length_have_a_map() -> None:
         np.full((4, 3), 3e38, np.float32),
         np.full((4, 3), 1e-40, np.float32),
     ):
-        unit = arrays.of_unit_length(features)
+        unit = arrays.unit_length(features)
         assert np.isfinite(unit).all()
         assert len(np.unique(arrays.principal_map(unit)[0], axis=0)) == 1
         assert np.isfinite(arrays.nearest_neighbours(unit, list)[1]).all()
@@ -152,7 +152,7 @@ def test_lists_of_any_kind_of_number_are_features(kind: str, tmp_path: Path) -> 
     name = "feature_8" if kind == "column_8" else "feature"
     file = write_table(tmp_path / "features.parquet", **{"row": np.arange(COUNT), name: values})
     data = page_of(file, tmp_path / "page")
-    similarity = arrays.of_unit_length(features) @ arrays.of_unit_length(features).T
+    similarity = arrays.unit_length(features) @ arrays.unit_length(features).T
     np.fill_diagonal(similarity, -2)
     assert all(
         near[0] in np.flatnonzero(np.isclose(similarity[row], similarity[row].max()))

@@ -110,7 +110,7 @@ def sections(model: Any, processor: Any, images: Sequence[Image.Image]) -> dict[
     for section in sheet.SECTIONS:
         if section.concerns(subject):
             try:
-                found[section.name] = dict(section.draw(subject).arrays)
+                found[section.name] = section.draw(subject)[0]
             except AnalysisError as error:
                 found[section.name] = str(error)
     return found

@@ -120,8 +120,8 @@ def test_every_module_and_script_says_in_one_line_what_is_missing(tmp_path: Path
     for name, message in modules.items():
         assert named(message) in OPTIONAL, name
     lacking = {name.removeprefix("plain_vit.") for name in modules}
-    assert {"analysis.plots", "analysis.sheet", "training.data", "training.run.report"} <= lacking
-    assert not {"analysis", "analysis.attention", "training.glyphs", "training.losses", "cli"} & lacking
+    assert {"analysis.plots", "analysis.sheet", "training.data", "training.reports.report"} <= lacking
+    assert not {"analysis", "analysis.attention", "training.losses", "cli"} & lacking
     for name, (code, said) in programs.items():
         assert code == MissingPackageError.exit_code, (name, said)
         assert said.startswith("plain-vit: " if name == "show" else f"{Path(name).name}: ")

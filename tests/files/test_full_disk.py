@@ -20,8 +20,8 @@ from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.errors import OutputError
 from plain_vit.files.staging import full_disk, staged_file
 from plain_vit.training.hardware.sharding import ShardedState
-from plain_vit.training.reports.report import _section
-from plain_vit.training.reports.snapshots import OptionalFigure, Snapshots
+from plain_vit.training.reports.report import ReportPage
+from plain_vit.training.reports.snapshots import Snapshots
 from plain_vit.training.run.folder import RunFolder, append_line, read_log, write_file
 from plain_vit_command import main
 from tests.conftest import randomize_
@@ -84,7 +84,7 @@ def draw(folder: Path, limit: int | None) -> None:
     figure, axes = plt.subplots()
     axes.imshow(torch.rand(30, 30))
     limit_files(limit)
-    _section(folder, "title", "caption", {"curves": ("", OptionalFigure(figure, seen="noise"))})
+    ReportPage(folder).add("title", "caption", "curves", figure)
 
 
 def write(folder: Path, limit: int | None) -> None:

@@ -15,6 +15,7 @@ from ...system.extras import needs
 from ..data.inputs import images_in
 
 with needs("plain-vit[train]"):
+    from ...analysis.drawing import png
     from ...analysis.plots import plot_training_batch
 
 IMAGES = 32  # at most
@@ -56,4 +57,4 @@ def show_batch(
     images = displayable_images(inputs, image_processor)[:IMAGES]
     figure = plot_training_batch(images, shares[:IMAGES].float().cpu().numpy(), class_names)
     with staged_file(Path(path), force=True) as new:
-        figure.savefig(new, format="png", dpi=110)
+        new.write_bytes(png(figure))

@@ -4,7 +4,6 @@ Legend: `B` images, `h w` patch grid.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,27 +26,12 @@ with needs("plain-vit[train]"):
     from datasets import Dataset
     from matplotlib.figure import Figure
 
-    from ...analysis import descriptions
     from ...analysis.plots import plot_attention_heads, plot_position_similarity, spread
     from ...analysis.words import class_labels
 
 IMAGES = 6  # of different classes
 COLUMNS = 8  # snapshots side by side; if there are more, an even selection is drawn
-
-
-@dataclass(frozen=True)
-class OptionalFigure:
-    """A figure of a run, or the reason why there is none.
-
-    Args:
-        figure: The figure, or None.
-        reason: Why there is none.
-        seen: Alternative text of the figure.
-    """
-
-    figure: Figure | None
-    reason: str = ""
-    seen: str = ""
+Picture = Figure | str  # a figure of a run, or the reason why there is none
 
 
 class Snapshots:
@@ -105,31 +89,29 @@ class Snapshots:
         with staged_file(self.folder / f"step_{step:08d}.npz", force=True) as file, file.open("wb") as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
 
-    def attention(self, model: nn.Module) -> OptionalFigure:
+    def attention(self, model: nn.Module) -> Picture:
         """Draw the attention over each image, from the first snapshot to the last."""
         taken = self._taken("attention", model)
         if isinstance(taken, str):
-            return OptionalFigure(None, taken)
+            return taken
         maps = np.stack([values.astype(np.float32) for values in taken.values()], axis=1)  # B snapshots h w
         images = self.pixels()
         (h, w), patch_size = maps.shape[-2:], token_layout(_as_plain_vit(model), images[0][None]).patch_size
         shown = [displayable(image[None], self.image_processor)[0] for image in images]
         pictures = _on_one_canvas(shown, (h * patch_size[0], w * patch_size[1]), fill=1)
         columns = [self._when(step) for step in taken]
-        figure = plot_attention_heads(pictures, maps, row_names=self.names, column_names=columns)
-        return OptionalFigure(figure, seen=descriptions.of_a_table_of_maps(maps, self.names, columns))
+        return plot_attention_heads(pictures, maps, row_names=self.names, column_names=columns)
 
-    def positions(self, model: nn.Module) -> dict[str, OptionalFigure]:
+    def positions(self, model: nn.Module) -> dict[str, Picture]:
         """Draw the similarity of the position embeddings, at the first and at the last snapshot."""
         taken = self._taken("positions", model)
         if isinstance(taken, str):
-            return {"": OptionalFigure(None, taken)}
+            return {"": taken}
         steps = list(taken)
-        pictures = {}
+        pictures: dict[str, Picture] = {}
         for step in dict.fromkeys((steps[0], steps[-1])):
             similarity = PositionSimilarity(taken[step].astype(np.float32), np.empty((0, 0, 0)))
-            seen = descriptions.of_positions(similarity)
-            pictures[self._when(step)] = OptionalFigure(plot_position_similarity(similarity), seen=seen)
+            pictures[self._when(step)] = plot_position_similarity(similarity)
         return pictures
 
     def _when(self, step: int) -> str:

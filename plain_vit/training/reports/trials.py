@@ -24,15 +24,16 @@ from ..vector_metrics import VectorEvaluation
 from .show_batch import check_picture
 
 with needs("plain-vit[train]"):
+    from ...analysis.drawing import png
     from ...analysis.plots import plot_learning_rates
 
 RATE_STEPS = 100
 HIGHEST_RATE = 1.0
 SMOOTHING = 0.9  # of losses, per step
 
-# The options of a run that are those of its trials too.
+# The options of a run that its trials share.
 OF_TRIALS = {"seed", "eval_batch_size", *(each.name for each in dataclasses.fields(ProcessOptions))}
-# Those that fit the length of a run, or the splits that it is evaluated on.
+# Options that fit the length of a run, or the splits that it is evaluated on.
 OF_LENGTH = {"epochs", "schedule", "min_learning_rate", "warmup_steps", "warmup_fraction", *SCHEDULE_OPTIONS}
 
 Outcome = Evaluation | VectorEvaluation
@@ -52,8 +53,8 @@ def check_trial(options: ClassifierOptions, name: str) -> None:
 
 def _in(folder: str, options: ClassifierOptions, steps: int, **changes: Any) -> Any:
     """Return the options of a trial in a temporary folder, without those of the whole run."""
-    of_run = {each.name for each in dataclasses.fields(RunOptions)} - OF_TRIALS
-    defaults = {name: value for name, value in default_options(options).items() if name in of_run | OF_LENGTH}
+    of_whole_run = {each.name for each in dataclasses.fields(RunOptions)} - OF_TRIALS
+    defaults = {name: value for name, value in default_options(options).items() if name in of_whole_run | OF_LENGTH}
     kept_nowhere = {"output_dir": f"{folder}/run", "checkpoints_kept": 0, "report": False}
     return dataclasses.replace(options, **{**defaults, **kept_nowhere, "steps": steps, "evaluations": 1, **changes})
 
@@ -156,7 +157,7 @@ def find_learning_rate(options: ClassifierOptions, data: ImageClassificationData
         rows = [row for row in read_log(f"{folder}/run") if "train_loss" in row]
     trial = read_rates([row["learning_rate"] for row in rows], [row["train_loss"] for row in rows])
     with staged_file(Path(path), force=True) as new:
-        plot_learning_rates(trial.rates, trial.losses, trial.smooth).savefig(new, format="png", dpi=110)
+        new.write_bytes(png(plot_learning_rates(trial.rates, trial.losses, trial.smooth)))
     print(
         f"The loss falls fastest at a learning rate of {trial.steepest:.1e} and is lowest at {trial.lowest:.1e}; a "
         f"tenth of that, {trial.lowest / 10:.1e}, is a usual choice of --learning_rate for batches of "
