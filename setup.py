@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent
 ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["plain-vit"]["address"]
 RELATIVE_LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^():#]+)(?P<place>#[^)]*)?\)")
 
-# The oldest releases that work, or that were tested (docs/decisions.md); `make test-floors` installs them.
+# The oldest releases that work, or that were tested (docs/notes/decisions.md); `make test-floors` installs them.
 INSTALL_REQUIRES = [
     "torch>=2.8",
     "torchvision>=0.23",  # the release built for torch 2.8
