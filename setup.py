@@ -86,7 +86,7 @@ EXTRAS = {
     ],
     "umap": ["umap-learn>=0.5.9"],  # a map of `plain-vit browse`
     "space": ["gradio>=6.0", "matplotlib>=3.10", "playwright>=1.55", "pytest>=9.0", "hypothesis>=6.140"],
-    "quality": ["ruff>=0.14", "mypy>=1.19"],
+    "quality": ["ruff>=0.14", "mypy>=1.19", "coverage>=7.10"],
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6", "mkdocstrings[python]>=1.0"],
 }
 # The Space has an environment of its own: gradio holds Pillow back.

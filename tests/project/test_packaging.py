@@ -222,6 +222,22 @@ def test_every_action_is_pinned_by_the_hash_of_a_commit() -> None:
         assert [line for line in uses if not pinned.fullmatch(line)] == []
 
 
+def test_the_citation_is_of_this_release() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)  # what the format requires
+    assert citation["version"] == plain_vit.__version__
+    assert citation["license"] == "Apache-2.0"
+
+
+def test_the_hooks_before_a_commit_are_those_of_make_quality() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    entries = {hook["entry"].removesuffix(" --force-exclude") for repo in hooks for hook in repo["hooks"]}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    recipe = makefile.partition("\nquality:")[2].partition("\n\n")[0]
+    commands = {line.strip().replace("$(BIN)", ".venv/bin").removesuffix(" .") for line in recipe.splitlines()[1:]}
+    assert entries == commands
+
+
 def test_the_workflows_and_the_templates_ask_for_what_there_is() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")):
