@@ -27,7 +27,7 @@ from tests import ROOT
 from tests.project.conftest import served
 from tests.sizes import NIGHTLY, few
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = ("bash", "python")
 SHOWN = ("text", "console", "js", "json", "")  # what a block prints, a command with that, and what is only shown
@@ -38,10 +38,10 @@ LAUNCHED = "accelerate launch --config_file examples/accelerate_configs/"
 # The blocks that do not run here, by their page and how they begin, each with the reason. No other block is left out.
 NOT_RUN = {
     ("README.md", "make demo"): CLONE,
-    ("training.md", f"{LAUNCHED}gpus.yaml examples/finetune_image_classification.py --recipe vit-imagenet "): GPUS,
-    ("training.md", f"{LAUNCHED}several_machines.yaml"): GPUS,
-    ("training.md", f"{LAUNCHED}gpus.yaml examples/finetune_image_classification.py --recipe vit-pretrain-"): GPUS,
-    ("training.md", f"{LAUNCHED}gpus.yaml examples/pretrain_masked_patches.py"): GPUS,
+    ("many_gpus.md", f"{LAUNCHED}gpus.yaml examples/finetune_image_classification.py --recipe vit-imagenet "): GPUS,
+    ("many_gpus.md", f"{LAUNCHED}several_machines.yaml"): GPUS,
+    ("many_gpus.md", f"{LAUNCHED}gpus.yaml examples/finetune_image_classification.py --recipe vit-pretrain-"): GPUS,
+    ("many_gpus.md", f"{LAUNCHED}gpus.yaml examples/pretrain_masked_patches.py"): GPUS,
 }
 
 # Runs the blocks of one page one after the other, the Python ones and the lines of "command" in one session, and writes
