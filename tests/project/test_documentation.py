@@ -31,9 +31,29 @@ def test_every_page_is_in_the_menu_of_the_site() -> None:
     assert {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")} <= listed
 
 
-def test_the_readme_says_what_each_format_is_written_as() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`[^|]+) \| a (folder|file)(?:: ([^|]+))? \|", readme, re.MULTILINE)
+def test_every_link_to_a_file_leads_somewhere() -> None:
+    link = re.compile(r"\]\((?!https?://|#)([^()#]+)(?:#[^)]*)?\)")
+    pages = [*ROOT.glob("*.md"), *(page for room in ("docs", "benchmarks") for page in (ROOT / room).rglob("*.md"))]
+    broken = [
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in pages
+        for path in link.findall(page.read_text(encoding="utf-8"))
+        if not (page.parent / path).exists()
+    ]
+    assert broken == []
+
+
+def test_the_readme_is_short_and_its_first_screen_converts_a_model() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    first = "\n".join(lines[:40])
+    for said in ("make demo", "make test", "pip install .", "from_module(vit)", "```text\n0.0\n```"):
+        assert said in first
+
+
+def test_the_page_of_commands_says_what_each_format_is_written_as() -> None:
+    page = (ROOT / "docs" / "reference" / "command_line.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]+) \| a (folder|file)(?:: ([^|]+))? \|", page, re.MULTILINE)
     said = {
         name: tuple(re.findall(r"\.[a-z]+", suffixes))
         for names, _, suffixes in rows

@@ -21,9 +21,9 @@ from tools.documentation import REFERENCE, public_names
 pytestmark = pytest.mark.slow
 
 PAGES = (
-    "index", "guide/convert", "guide/look_inside", "reference/model", "reference/options", "reference/what_opens",
-    "notes/measurements", "api/models",
-)  # fmt: skip
+    *("index", "reference/model", "guide/fine_tune", "guide/look_inside", "reference/what_opens", "notes/decisions"),
+    *("api/models", "api/conversion"),
+)
 
 
 class Loaded(HTMLParser):
@@ -88,9 +88,7 @@ def test_no_page_loads_anything_from_elsewhere_and_all_that_it_loads_is_there(si
 @pytest.mark.parametrize("opened", ["as a folder", "from a server"])
 def test_the_search_finds_a_name(opened: str, site: Path, address: str, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.goto(
-        f"{address}guide/convert.html" if opened == "from a server" else (site / "guide" / "convert.html").as_uri()
-    )
+    page.goto(f"{address}index.html" if opened == "from a server" else (site / "index.html").as_uri())
     page.locator("input.md-search__input").press_sequentially("attention_rollout")
     page.wait_for_selector("a.md-search-result__link", timeout=60_000)
     places = [found.get_attribute("href") for found in page.query_selector_all("a.md-search-result__link")]
