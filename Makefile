@@ -46,7 +46,7 @@ test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests that depend on relea
 test-year: $(YEAR)/.installed $(PEERS) ## run those of the default tier with the releases of a year ago, in tests/year.txt
 	$(YEAR)/bin/python -m pytest -n auto $(TESTS)
 
-table: $(TRANSFORMERS_TESTS) ## measure every source that opens and write docs/what_opens.md; takes up to an hour
+table: $(TRANSFORMERS_TESTS) ## measure every source that opens and write docs/reference/what_opens.md; takes up to an hour
 	rm -f sweep.jsonl
 	PLAIN_VIT_NIGHTLY=1 PLAIN_VIT_SWEEP=sweep.jsonl $(BIN)/python -m pytest -n auto -m "" $$(grep -l "import record" tests/*/test_*.py)
 	$(BIN)/python -m tools.tabulate_what_opens sweep.jsonl

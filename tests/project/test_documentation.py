@@ -15,8 +15,10 @@ from plain_vit.inference.engines import ENGINES
 from plain_vit_command import main
 from tests import ROOT
 from tests.sizes import few
+from tools import tabulate_options
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = ["reference/model.md", "reference/vit_pytorch.md", "reference/transformers.md", "guide/look_inside.md"]
 
 
 def test_every_page_is_in_the_menu_of_the_site() -> None:
@@ -60,17 +62,28 @@ def test_the_page_of_commands_says_what_each_format_is_written_as() -> None:
     assert said == {name: format_named(name).suffixes for name in FORMATS} | dict.fromkeys(ENGINES, ())
 
 
+def test_guides_are_short() -> None:
+    lines = {page.name: page.read_text(encoding="utf-8").count("\n") for page in (ROOT / "docs" / "guide").glob("*.md")}
+    assert {name: number for name, number in lines.items() if number >= 150} == {}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", few(["model", "vit_pytorch", "transformers", "look_inside"], 2))
+def test_the_tables_of_options_and_fields_are_up_to_date() -> None:
+    for path, page in ((tabulate_options.OPTIONS, "options_page"), (tabulate_options.CONFIG, "config_page")):
+        text = path.read_text(encoding="utf-8")
+        assert getattr(tabulate_options, page)() == text, "run `python -m tools.tabulate_options`"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", few(PAGES, 2))
 def test_the_blocks_of_a_page_run_one_after_the_other(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": page}
-    (path,) = (ROOT / "docs").rglob(f"{page}.md")
-    for kind, code in BLOCK.findall(path.read_text(encoding="utf-8")):
+    for kind, code in BLOCK.findall((ROOT / "docs" / page).read_text(encoding="utf-8")):
         if kind == "python":
-            exec(compile(code, f"{page}.md", "exec"), names)
+            exec(compile(code, page, "exec"), names)
         elif kind == "bash":
             for line in code.replace("\\\n", "").splitlines():
                 program, *words = shlex.split(line, comments=True)
