@@ -21,7 +21,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-nightly test-floors test-year space test-space table architectures bench quality style wheel try-wheel docs clean
+.PHONY: help install demo test test-all test-nightly test-floors test-year coverage space test-space table architectures bench quality style wheel try-wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,7 +46,7 @@ test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests that depend on relea
 test-year: $(YEAR)/.installed $(PEERS) ## run those of the default tier with the releases of a year ago, in tests/year.txt
 	$(YEAR)/bin/python -m pytest -n auto $(TESTS)
 
-table: $(TRANSFORMERS_TESTS) ## measure every source that opens and write docs/what_opens.md; takes up to an hour
+table: $(TRANSFORMERS_TESTS) ## measure every source that opens and write docs/reference/what_opens.md; takes up to an hour
 	rm -f sweep.jsonl
 	PLAIN_VIT_NIGHTLY=1 PLAIN_VIT_SWEEP=sweep.jsonl $(BIN)/python -m pytest -n auto -m "" $$(grep -l "import record" tests/*/test_*.py)
 	$(BIN)/python -m tools.tabulate_what_opens sweep.jsonl
@@ -61,6 +61,13 @@ bench: $(INSTALLED) ## a short set of the benchmarks, without imports and whole 
 	$(BIN)/python -m benchmarks.bench_convert --turns 2
 	$(BIN)/python -m benchmarks.bench_data --turns 2
 	$(BIN)/python -m benchmarks.bench_cost --quick
+
+coverage: $(TRANSFORMERS_TESTS) ## run the default tests and show the lines that none reaches; pages in htmlcov/
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n auto
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	$(BIN)/coverage report
 
 space: $(SPACE)/.installed ## open the demo in the browser: http://127.0.0.1:7860
 	$(SPACE)/bin/python examples/space/app.py
@@ -95,7 +102,7 @@ docs: $(INSTALLED) ## build the documentation into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove what builds and tools leave; .venv and .peers stay
-	rm -rf build dist site sweep.jsonl *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site sweep.jsonl htmlcov .coverage* *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path './.*' -prune -o -name __pycache__ -exec rm -rf {} +
 
 # Bytecode is compiled once, at the installation: tests and demo start many processes, and where PYTHONDONTWRITEBYTECODE is

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent
 ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["plain-vit"]["address"]
 RELATIVE_LINK = re.compile(r"(?P<picture>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^():#]+)(?P<place>#[^)]*)?\)")
 
-# The oldest releases that work, or that were tested (docs/decisions.md); `make test-floors` installs them.
+# The oldest releases that work, or that were tested (docs/notes/decisions.md); `make test-floors` installs them.
 INSTALL_REQUIRES = [
     "torch>=2.8",
     "torchvision>=0.23",  # the release built for torch 2.8
@@ -86,7 +86,7 @@ EXTRAS = {
     ],
     "umap": ["umap-learn>=0.5.9"],  # a map of `plain-vit browse`
     "space": ["gradio>=6.0", "matplotlib>=3.10", "playwright>=1.55", "pytest>=9.0", "hypothesis>=6.140"],
-    "quality": ["ruff>=0.14", "mypy>=1.19"],
+    "quality": ["ruff>=0.14", "mypy>=1.19", "coverage>=7.10"],
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.6", "mkdocstrings[python]>=1.0"],
 }
 # The Space has an environment of its own: gradio holds Pillow back.

@@ -21,7 +21,7 @@ from benchmarks.models import PEERS, Setting
 WARM_UP = 5
 TRAINING = ("tiny:32", "base:64")
 FORWARD = ("tiny:32", "base:1")
-OURS = ("tiny:64", "small:64", "large:64")  # steps of docs/scaling.md
+OURS = ("tiny:64", "small:64", "large:64")  # steps of docs/notes/scaling.md
 
 NOTES = f"""One set of weights in every package, as for `bench_train_step.py` and `bench_forward.py`; training under
 autocast. One pass or step, after {WARM_UP} others, was recorded by torch's profiler: "kernels" are all activities of

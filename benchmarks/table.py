@@ -1,14 +1,14 @@
-"""Speed table of the README, generated from the newest results by `python -m benchmarks.table`."""
+"""Speed tables of the README and of docs/notes/speed.md, from the newest results: `python -m benchmarks.table`."""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import RESULTS
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
 START, END = "<!-- speed: python -m benchmarks.table -->\n", "<!-- end of speed -->\n"
 
 # The runs in the table, by the names of their pages, and their titles.
@@ -29,6 +29,23 @@ RUNS = {
     "extract": "features from JPEG files",
     "import": "import",
     "finetune": "fine-tuning",
+}
+# The rows of the README, by their titles in the whole table, and their titles there.
+CHOSEN = {
+    "forward pass: base b8 float32, eager": "forward pass, CPU, float32: ViT-B/16, 8 images",
+    "forward pass: base b8 float32, prepared": "the same, prepared",
+    "forward pass: base b8 bfloat16, eager": "forward pass, CPU, bfloat16: ViT-B/16, 8 images",
+    "forward pass: base b8 bfloat16, prepared": "the same, prepared",
+    "forward pass on the GPU: tiny b32 bfloat16, eager": "forward pass, GPU, bfloat16: ViT-Ti/16, 32 images",
+    "forward pass on the GPU: tiny b32 bfloat16, prepared": "the same, prepared",
+    "training step: small b16 float32, eager, as our scripts train": "training step, CPU, float32: ViT-S/16, 16 images",
+    "training step on the GPU: base b64 bfloat16, eager": "training step, GPU, bfloat16: ViT-B/16, 64 images",
+    "loading a ViT-L (1.2 GB): converts timm": "open a ViT-L/16 of timm (1.2 GB), converted",
+    "features from JPEG files: base": "features of JPEG files, CPU, float32: ViT-B/16",
+}
+PAGES: dict[Path, Mapping[str, str] | None] = {
+    ROOT / "README.md": CHOSEN,
+    ROOT / "docs" / "notes" / "speed.md": None,
 }
 OURS = ("plain_vit", "plain-vit")
 # Cases that do only part of the work: lower bounds, not alternatives.
@@ -53,19 +70,37 @@ def newest() -> dict[str, dict[str, Any]]:
     return {run: found[run] for run in RUNS if run in found}
 
 
-def speeds() -> str:
-    """Return the table and its environment, in Markdown; empty without results."""
-    pages = newest()
-    if not pages:
+def speeds(chosen: Mapping[str, str] | None = None) -> str:
+    """Return the table and its environment, in Markdown; empty without results.
+
+    Args:
+        chosen: The titles of the rows to show, each with the title that it gets; all rows are shown without it.
+
+    Raises:
+        ValueError: The results have no row of a chosen title.
+    """
+    found = [
+        (*f"{RUNS[run]}{row}".split(" | ", 1), measured_where(page["environment"]))
+        for run, page in newest().items()
+        for row in rows(page["results"])
+    ]
+    if not found:
         return ""
+    if chosen is not None:
+        if missing := chosen.keys() - {title for title, _, _ in found}:
+            raise ValueError(f"benchmarks/results has no {sorted(missing)}: run that benchmark, or choose other rows")
+        found = [(chosen[wanted], row, where) for wanted in chosen for title, row, where in found if title == wanted]
     lines = ["| benchmark | plain-vit | fastest alternative | speedup |", "|---|---:|---:|---:|"]
-    machines = []
-    for run, page in pages.items():
-        lines += [f"| {RUNS[run]}{row}" for row in rows(page["results"])]
-        measured = page["environment"]
-        where = measured["processor"] if measured["GPU"] == "none" else f"{measured['GPU']}, {measured['processor']}"
-        machines.append(f"{where}, torch {re.findall('torch ([^,]*)', measured['versions'])[0]}, {measured['date']}")
-    return "\n".join([*lines, "", f"Medians of interleaved runs ({'; '.join(dict.fromkeys(machines))}).", ""])
+    lines += [f"| {title} | {row}" for title, row, _ in found]
+    machines = dict.fromkeys(where for _, _, where in found)
+    return "\n".join([*lines, "", f"Medians of interleaved runs ({'; '.join(machines)}).", ""])
+
+
+def measured_where(environment: Mapping[str, str]) -> str:
+    """Return the machine, the release of torch and the date of a page."""
+    processor, gpu = environment["processor"], environment["GPU"]
+    where = processor if gpu == "none" else f"{gpu}, {processor}"
+    return f"{where}, torch {re.findall('torch ([^,]*)', environment['versions'])[0]}, {environment['date']}"
 
 
 def rows(results: Sequence[dict[str, Any]]) -> list[str]:
@@ -117,11 +152,12 @@ def rate(result: dict[str, Any]) -> str:
     return f"{result['seconds']:.3g} s"
 
 
-def with_speeds(readme: str) -> str:
-    """Return the README with the table of the newest results."""
-    before, rest = readme.split(START)
-    return f"{before}{START}{speeds()}{END}{rest.split(END)[1]}"
+def with_speeds(text: str, chosen: Mapping[str, str] | None = None) -> str:
+    """Return the text of a page with the table of the newest results."""
+    before, rest = text.split(START)
+    return f"{before}{START}{speeds(chosen)}{END}{rest.split(END)[1]}"
 
 
 if __name__ == "__main__":
-    README.write_text(with_speeds(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for page, chosen in PAGES.items():
+        page.write_text(with_speeds(page.read_text(encoding="utf-8"), chosen), encoding="utf-8")

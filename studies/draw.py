@@ -1,4 +1,4 @@
-"""Draw the pictures of the studies, and write their tables into docs/studies.md, from the results in results/.
+"""Draw the pictures of the studies, and write their tables into docs/notes/studies.md, from the results in results/.
 
     python -m studies.draw                  # all that have results
     python -m studies.draw positions
@@ -27,7 +27,7 @@ from studies.study import COMPUTE, HERE, ROOT, Study, open_study, study_names
 TERA = 1e12
 # Markers and line styles of contenders of one colour.
 LOOKS: tuple[tuple[str, Any], ...] = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."))
-PAGE, PICTURES = ROOT / "docs" / "studies.md", ROOT / "docs" / "pictures"
+PAGE, PICTURES = ROOT / "docs" / "notes" / "studies.md", ROOT / "docs" / "pictures"
 HEAD = "| | learning rate | test accuracy | 95% interval | lowest to highest | core seconds | parameters | flat |"
 
 
@@ -92,7 +92,7 @@ def has_accuracies(study: Study, results: Mapping[str, Any]) -> bool:
 
 def picture_of(name: str) -> str:
     """Return the path of a study's picture, from the page."""
-    return f"pictures/study_{name}.png"
+    return f"../pictures/study_{name}.png"
 
 
 def table(study: Study, results: Mapping[str, Any]) -> str:

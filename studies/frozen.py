@@ -3,7 +3,7 @@
     python -m studies.frozen "DINOv2-small" facebook/dinov2-small --image_size 112    # a Hub id, a folder or a file
 
 Whole images are resized, without a crop. The results are appended to results/frozen.jsonl, a line per model, from which
-`python -m studies.draw` draws the table of docs/studies.md. Seeds choose the few labels; the features have none.
+`python -m studies.draw` draws the table of docs/notes/studies.md. Seeds choose the few labels; the features have none.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """MkDocs hooks that add the README, changelog and contributing guide, and API pages of all public names.
 
-MkDocs calls the functions at the end. The package is read, never imported.
+MkDocs calls `on_files` and `on_page_markdown`. The package is read, never imported.
 """
 
 import ast
+import posixpath
 import re
 import tomllib
 from pathlib import Path
@@ -28,7 +29,8 @@ UNCHECKED = "\n    options:\n      docstring_options: {warn_unknown_params: fals
 OPTIONS = {"plain_vit.PlainViTConfig": UNCHECKED}
 # API pages: the title, and the modules whose public names they list.
 REFERENCE = {
-    "api/models.md": ("Models", ["plain_vit", "plain_vit.inference.adapters"]),
+    "api/models.md": ("Models", ["plain_vit"]),
+    "api/inference.md": ("Inference", ["plain_vit.inference", "plain_vit.inference.adapters"]),
     "api/conversion.md": ("Conversion", ["plain_vit.conversion", "plain_vit.conversion.parity"]),
     "api/analysis.md": ("Analysis", ["plain_vit.analysis", "plain_vit.analysis.plots", "plain_vit.analysis.sheet"]),
     "api/browse.md": ("Pages of many images", ["plain_vit.browse"]),
@@ -79,10 +81,10 @@ def on_page_markdown(markdown: str, page: Page, **known: Any) -> str:
     def led(link: re.Match[str]) -> str:
         path = (here.parent / link["path"]).resolve().relative_to(ROOT).as_posix()
         place = link["place"] or ""
-        if path in TAKEN_OVER:
-            return f"[{link['text']}]({TAKEN_OVER[path]}{place})"
-        if path.startswith("docs/"):
-            return f"{link['picture']}[{link['text']}]({path.removeprefix('docs/')}{place})"
+        target = TAKEN_OVER.get(path, path.removeprefix("docs/") if path.startswith("docs/") else "")
+        if target:
+            relative = posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".")
+            return f"{link['picture']}[{link['text']}]({relative}{place})"
         return f"[{link['text']}]({ADDRESS}/blob/main/{path}{place})" if ADDRESS else link["text"]
 
     return markdown if page.file.src_uri in REFERENCE else LINK.sub(led, markdown)

@@ -1,5 +1,6 @@
-"""Draw the pictures of look_inside.md, from the shipped checkpoint, from a DINOv2-small and from the model that the
-demo fine-tunes, and those of training.md, from a run of its own.
+"""Draw the pictures of look_inside.md, measurements.md and training.md in docs/.
+
+They show the shipped checkpoint, a DINOv2-small, the model that the demo fine-tunes, and a run of its own.
 
 make demo && python -m tools.draw_pictures
 """

@@ -1,4 +1,4 @@
-"""Write docs/scaling.md: the cost of a training step on many GPUs, counted on models without memory, and its bounds.
+"""Write docs/notes/scaling.md: the cost of a training step on many GPUs, counted without memory, and its bounds.
 
 python -m tools.tabulate_scaling
 """
@@ -29,7 +29,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, attention_plain_vit
 
 ROOT = Path(__file__).parents[1]
-OUT = ROOT / "docs" / "scaling.md"
+OUT = ROOT / "docs" / "notes" / "scaling.md"
 
 SIZES = {
     "Ti/16": "vit-tiny-patch16-224",

@@ -1,4 +1,4 @@
-"""Write docs/what_opens.md from what the sweeps over the sources measured: `make table` does both.
+"""Write docs/reference/what_opens.md from what the sweeps over the sources measured: `make table` does both.
 
 python -m tools.tabulate_what_opens sweep.jsonl
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-OUT = Path(__file__).parent.parent / "docs" / "what_opens.md"
+OUT = Path(__file__).parent.parent / "docs" / "reference" / "what_opens.md"
 # The packages by the first word of a source, with the heading of their tables.
 PACKAGES = {
     "timm": "timm: every entrypoint of its plain Vision Transformers and their ResNet-V2 hybrids; its Eva, Beit, "

@@ -1,6 +1,6 @@
 """Every bad input through the command line: its documented error and exit code, no stack trace, nothing run or written.
 
-`python -m tests.cli.test_bad_inputs` writes docs/bad_inputs.md, the table of all of them.
+`python -m tests.cli.test_bad_inputs` writes docs/reference/bad_inputs.md, the table of all of them.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.files.bad_files import BAD_FILES, PAYLOAD
 from tests.sizes import few
 from tests.sources.bad_models import BAD_MODELS, save_ours
 
-PAGE = ROOT / "docs" / "bad_inputs.md"
+PAGE = ROOT / "docs" / "reference" / "bad_inputs.md"
 # A pickle that runs code, a stale shard, a link out of the folder, an .npz bomb, a configuration that is one.
 SAMPLE = [
     "a Git LFS pointer named model.safetensors",
@@ -363,7 +363,7 @@ COMMAND = {
 
 
 def page() -> str:
-    """Return docs/bad_inputs.md."""
+    """Return docs/reference/bad_inputs.md."""
 
     def rows(entries: dict[str, tuple[type[PlainViTError], str]]) -> list[str]:
         lines = ["| input | error | exit code | the message contains |", "|---|---|---|---|"]

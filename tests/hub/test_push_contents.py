@@ -301,7 +301,7 @@ def test_searching_a_text_takes_time_in_proportion_to_it(name: str, tmp_path: Pa
 @pytest.mark.slow
 def test_ordinary_texts_hold_no_secret() -> None:
     code = [*ROOT.glob("plain_vit/*.py"), *ROOT.glob("plain_vit/hub/*.py")]
-    for path in (ROOT / "README.md", ROOT / "LICENSE", *ROOT.glob("docs/*.md"), *code):
+    for path in (ROOT / "README.md", ROOT / "LICENSE", *ROOT.glob("docs/**/*.md"), *code):
         assert look_into(path, ())[1] == [], path
     for text in (
         "hf_ is how a token begins; set HF_TOKEN=hf_xxx or api_key=$KEY, password: required, secret = None",

@@ -17,7 +17,7 @@ import pytest
 from tests import ROOT
 
 ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["plain-vit"]["address"]
-LEFT_BY_TOOLS = ("__pycache__", "build", "dist", "runs", "site", "*.egg-info")
+LEFT_BY_TOOLS = ("__pycache__", "build", "dist", "htmlcov", "runs", "site", "*.egg-info")
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
@@ -34,7 +34,7 @@ def files_below(folder: Path) -> list[Path]:
 
 def copy_sources(folder: Path) -> Path:
     """Copy the checkout: setuptools writes next to the sources, and packs leftovers of an old build/."""
-    hidden = [path.name for path in ROOT.glob(".*") if path.name not in (".ci", ".github")]
+    hidden = [path.name for path in ROOT.glob(".*") if path.name not in (".ci", ".github", ".pre-commit-config.yaml")]
     shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*LEFT_BY_TOOLS, *hidden))
     return folder / "source"
 

@@ -277,9 +277,16 @@ def test_the_largest_batch_follows_from_what_an_image_adds_to_the_peak() -> None
     ]
 
 
-def test_the_readme_s_table_is_made_from_the_newest_results() -> None:
-    readme = speeds.README.read_text(encoding="utf-8")
-    assert speeds.with_speeds(readme) == readme, "run python -m benchmarks.table"
+def test_the_tables_of_speed_are_made_from_the_newest_results() -> None:
+    assert len(speeds.PAGES) == 2
+    for page, chosen in speeds.PAGES.items():
+        text = page.read_text(encoding="utf-8")
+        assert speeds.with_speeds(text, chosen) == text, "run python -m benchmarks.table"
+
+
+def test_there_is_one_page_of_results_for_each_run_and_machine() -> None:
+    names = [path.stem[len("2026-11-21-") :] for path in harness.RESULTS.iterdir()]
+    assert sorted(set(names)) == sorted(names), "delete the older page"
 
 
 def test_the_speed_table_compares_each_of_our_cases_with_the_fastest_alternative(
@@ -332,5 +339,13 @@ def test_the_speed_table_compares_each_of_our_cases_with_the_fastest_alternative
         "",
     ]
     assert len(lines) == 11
+    chosen = {"loading a ViT-L (1.2 GB): converts timm": "open", "forward pass: tiny, eager": "forward"}
+    assert speeds.speeds(chosen).splitlines()[2:5] == [
+        "| open | 0.4 s | timm opens its own folder 0.8 s | 2.00 |",
+        "| forward | 16 images/s | vit_pytorch 12.8 images/s | 1.25 |",
+        "",
+    ]
+    with pytest.raises(ValueError, match=r"has no \['import'\]: run that benchmark"):
+        speeds.speeds({**chosen, "import": "import"})
     readme = f"before\n{speeds.START}old\n{speeds.END}after\n"
     assert speeds.with_speeds(readme) == f"before\n{speeds.START}{speeds.speeds()}{speeds.END}after\n"

@@ -187,8 +187,8 @@ def test_with_an_address_the_description_has_no_relative_link_and_without_one_it
     page = description(built)
     assert len(RELATIVE_LINK.findall(readme)) > 10
     assert RELATIVE_LINK.findall(page) == []
-    assert f"]({address}/blob/v{plain_vit.__version__}/docs/model.md)" in page
-    assert f"]({address}/raw/v{plain_vit.__version__}/docs/pictures/rollout.png)" in page
+    assert f"]({address}/blob/v{plain_vit.__version__}/docs/architecture.md)" in page
+    assert f"]({address}/raw/v{plain_vit.__version__}/docs/pictures/trained_heads.png)" in page
     for path in RELATIVE_LINK.findall(readme):
         assert (ROOT / path.partition("#")[0]).exists()
 
@@ -220,6 +220,22 @@ def test_every_action_is_pinned_by_the_hash_of_a_commit() -> None:
         uses = [line for line in lines if line.startswith("uses:")]
         assert uses
         assert [line for line in uses if not pinned.fullmatch(line)] == []
+
+
+def test_the_citation_is_of_this_release() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)  # what the format requires
+    assert citation["version"] == plain_vit.__version__
+    assert citation["license"] == "Apache-2.0"
+
+
+def test_the_hooks_before_a_commit_are_those_of_make_quality() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    entries = {hook["entry"].removesuffix(" --force-exclude") for repo in hooks for hook in repo["hooks"]}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    recipe = makefile.partition("\nquality:")[2].partition("\n\n")[0]
+    commands = {line.strip().replace("$(BIN)", ".venv/bin").removesuffix(" .") for line in recipe.splitlines()[1:]}
+    assert entries == commands
 
 
 def test_the_workflows_and_the_templates_ask_for_what_there_is() -> None:

@@ -20,7 +20,10 @@ from tools.documentation import REFERENCE, public_names
 
 pytestmark = pytest.mark.slow
 
-PAGES = ("index", "model", "training", "look_inside", "what_opens", "decisions", "api/models", "api/conversion")
+PAGES = (
+    *("index", "reference/model", "guide/fine_tune", "guide/look_inside", "reference/what_opens", "notes/decisions"),
+    *("api/models", "api/conversion"),
+)
 
 
 class Loaded(HTMLParser):
@@ -85,7 +88,7 @@ def test_no_page_loads_anything_from_elsewhere_and_all_that_it_loads_is_there(si
 @pytest.mark.parametrize("opened", ["as a folder", "from a server"])
 def test_the_search_finds_a_name(opened: str, site: Path, address: str, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.goto(f"{address}model.html" if opened == "from a server" else (site / "model.html").as_uri())
+    page.goto(f"{address}index.html" if opened == "from a server" else (site / "index.html").as_uri())
     page.locator("input.md-search__input").press_sequentially("attention_rollout")
     page.wait_for_selector("a.md-search-result__link", timeout=60_000)
     places = [found.get_attribute("href") for found in page.query_selector_all("a.md-search-result__link")]

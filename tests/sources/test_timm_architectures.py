@@ -132,14 +132,14 @@ def test_an_entrypoint_asks_without_its_name_and_opens_by_it(name: str) -> None:
     assert config.image_shape == (ARCHITECTURES[name]["img_size"],) * 2
 
 
-# The files of timm's Vision Transformers; docs/timm.md lists those of their models that do not open.
+# The files of timm's Vision Transformers; docs/reference/timm.md lists those of their models that do not open.
 VIT_FILES = ("vision_transformer", "deit", "vision_transformer_hybrid", "vision_transformer_relpos", "eva", "beit",
              "naflexvit")  # fmt: skip
 
 
 def refused_with_a_reason() -> set[str]:
     """Return the entrypoints in the table of refusals, each row of which has a reason."""
-    page = (ROOT / "docs" / "timm.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "timm.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.+`) \| (.+) \|$", page, re.M)
     assert all(len(reason) > 20 for _, reason in rows)
     return {name for names, _ in rows for name in re.findall(r"`(\w+)`", names)}

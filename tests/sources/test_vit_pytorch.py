@@ -560,6 +560,6 @@ def test_export_names_the_layouts_that_have_a_place() -> None:
 
 
 def test_documentation_lists_every_layout() -> None:
-    page = (ROOT / "docs" / "vit_pytorch.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "vit_pytorch.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(\w+ \d+\.\d+\.\d+)` \|", page, re.MULTILINE)
     assert listed == [layout.title for layout in LAYOUTS]

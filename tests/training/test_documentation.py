@@ -1,4 +1,4 @@
-"""Every command of docs/training.md is one that its script understands; test_documentation_installed.py runs them."""
+"""Every training command of docs/ is one that its script understands; test_documentation_installed.py runs them."""
 
 import re
 import shlex
@@ -12,7 +12,9 @@ from tests import ROOT
 from tests.project.test_documentation import BLOCK
 from tests.training.runs import open_script
 
-BLOCKS = BLOCK.findall((ROOT / "docs" / "training.md").read_text(encoding="utf-8"))
+PAGES = ("guide/fine_tune", "guide/many_gpus", "guide/pretrain", "reference/training")
+TEXTS = [(ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in PAGES]
+BLOCKS = [block for text in TEXTS for block in BLOCK.findall(text)]
 COMMANDS = [line for kind, code in BLOCKS if kind == "bash" for line in code.replace("\\\n", "").splitlines()]
 ARGUMENTS = {
     "finetune_image_classification": "FinetuneArguments",
@@ -55,7 +57,7 @@ def test_every_training_command_is_understood_by_its_script():
 
 
 def test_counts_of_steps_are_those_of_the_recipes():
-    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    text = " ".join(TEXTS[PAGES.index("guide/many_gpus")].split())
     module = open_script("finetune_image_classification")
     for recipe, images, steps in (
         ("vit-pretrain-imagenet", 1_281_167, 93_836),

@@ -1,4 +1,4 @@
-"""docs/scaling.md is what its script writes, and the script counts what really happens."""
+"""docs/notes/scaling.md is what its script writes, and the script counts what really happens."""
 
 import importlib
 import itertools

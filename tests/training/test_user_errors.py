@@ -264,7 +264,7 @@ def test_sizes_that_are_known_are_not_asked_for(tmp_path):
 
 @pytest.mark.slow
 def test_documented_command_for_imagenet_21k_runs_on_tar_shards(tmp_path):
-    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guide" / "many_gpus.md").read_text(encoding="utf-8")
     [command] = [line for line in text.splitlines() if "imagenet21k" in line and "gpus.yaml" in line]
     words = command[command.index("--recipe") :].split()
     folder = tmp_path / "imagenet21k"

@@ -1,0 +1,128 @@
+"""Write docs/reference/options.md and config.md: commands, options of the scripts, fields of the config.
+
+python -m tools.tabulate_options
+"""
+
+import argparse
+import dataclasses
+import inspect
+import re
+import runpy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from plain_vit import PlainViTConfig
+from plain_vit_command import SCRIPTS, parser
+
+ROOT = Path(__file__).parents[1]
+OPTIONS, CONFIG = ROOT / "docs" / "reference" / "options.md", ROOT / "docs" / "reference" / "config.md"
+WRITTEN = "Written by `python -m tools.tabulate_options`."
+EXAMPLES = [*(script for script, *_ in SCRIPTS.values()), "extract_features", "predict"]
+Row = tuple[str, str, str]  # name, default, meaning
+# The first field of each group of the config, with the heading of the group.
+GROUPS = {
+    "hidden_size": "Sizes",
+    "use_class_token": "Tokens",
+    "patch_projection": "Patches and position embeddings",
+    "rotary_embedding_type": "Positions in the attention",
+    "block_type": "Blocks",
+    "final_norm": "Pooling and classifier",
+    "hidden_dropout_prob": "Dropout and initial weights",
+    "reconstruction_target": "Masked images",
+    "apply_layernorm": "Backbone",
+}
+
+
+def options_page() -> str:
+    """Return the page of the commands and of the options of the scripts."""
+    parts = [
+        "# Commands and options",
+        f"{WRITTEN} `plain-vit COMMAND --help` and `python examples/SCRIPT.py --help` print the same. "
+        f"{', '.join(f'`plain-vit {name}`' for name in SCRIPTS)} take the options of their scripts, below.",
+    ]
+    commands = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    seen: set[Row] = set()
+    for name, command in commands.choices.items():
+        if name not in SCRIPTS:
+            rows = [_argument(action) for action in command._actions if action.dest not in ("help", "debug")]
+            parts += [f"## plain-vit {name}", f"{(command.description or '').capitalize()}.", *_section(rows, seen)]
+    for script in EXAMPLES:
+        defined = runpy.run_path(str(ROOT / "examples" / f"{script}.py"), run_name=script)
+        (kind,) = (
+            one for name, one in defined.items() if name.endswith("Arguments") and vars(one)["__module__"] == script
+        )
+        hints = get_type_hints(kind)
+        parts += [f"## {script}.py", *_section([_option(field, hints) for field in dataclasses.fields(kind)], seen)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(rows: Sequence[Row], seen: set[Row]) -> list[str]:
+    """Return a table of the rows that no table before it has, and the names in the others."""
+    new, known = [row for row in rows if row not in seen], [row[0] for row in rows if row in seen]
+    seen.update(rows)
+    return [_table("argument", new)] * bool(new) + [f"As above: {', '.join(known)}."] * bool(known)
+
+
+def _argument(action: argparse.Action) -> Row:
+    names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{action.dest.upper()}`"
+    text = (action.help or "").replace("%(default)s", str(action.default))
+    return names, _default(action.default), _choices(action.choices or ()) + text
+
+
+def _option(field: dataclasses.Field[Any], hints: dict[str, Any]) -> Row:
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return f"`--{field.name}`", _default(default), _choices(_literal(hints[field.name])) + field.metadata["help"]
+
+
+def config_page() -> str:
+    """Return the page of the fields of the config."""
+    section = inspect.cleandoc(PlainViTConfig.__doc__ or "").partition("Args:\n")[2].partition("\nRaises:")[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", section, re.MULTILINE)
+    said = {name: " ".join(text.split()) for name, text in found}
+    defaults = {field.name.lstrip("_"): field.default for field in dataclasses.fields(PlainViTConfig)}
+    parts = [
+        "# Config",
+        f"{WRITTEN} The fields of `PlainViTConfig`, beside those that every config of transformers has "
+        "(`num_labels`, `id2label`, `problem_type`, ...). Sizes are (height, width) in pixels; a number is a square.",
+    ]
+    groups: list[list[Row]] = []
+    for name, text in said.items():
+        if name in GROUPS:
+            groups.append([])
+            parts += [f"## {GROUPS[name]}", ""]
+        groups[-1].append((f"`{name}`", _default(defaults[name]), text))
+        parts[-1] = _table("field", groups[-1])
+    return "\n\n".join(parts) + "\n"
+
+
+def _literal(hint: Any) -> tuple[Any, ...]:
+    """Return the choices in a type, such as in `Literal["a", "b"] | None`."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return next(filter(None, map(_literal, get_args(hint))), ())
+
+
+def _choices(values: Any) -> str:
+    return f"{', '.join(f'`{value}`' for value in values)}: " if values else ""
+
+
+def _default(value: Any) -> str:
+    if value in (dataclasses.MISSING, argparse.SUPPRESS):
+        return "required"
+    return "" if value is None or value == [] else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _table(head: str, rows: Sequence[Row]) -> str:
+    lines = [f"| {head} | default | meaning |", "|---|---|---|"]
+    return "\n".join(lines + [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows])
+
+
+def main() -> None:
+    """Write both pages."""
+    OPTIONS.write_text(options_page(), encoding="utf-8")
+    CONFIG.write_text(config_page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
