@@ -107,13 +107,13 @@ class SourceOptions(SplitOptions, ForwardOptions):
 
     _argument_group_name: ClassVar[str] = "features"
 
-    image_size: list[Pixels] | None = option(None, help="in pixels (default: the model's own)")
+    image_size: list[Pixels] | None = option(None, "in pixels (default: the model's own)")
     position_resampling: Resampling | None = option(
-        None, help="how position embeddings are resampled to image_size (default: the model's own way)"
+        None, "how position embeddings are resampled to image_size (default: the model's own way)"
     )
-    validation_fraction: BelowOne = option(0.1, help="fraction of the training split to use if there is none")
+    validation_fraction: BelowOne = option(0.1, "fraction of the training split to use if there is none")
     output_dir: str = option(help="new or empty folder, or one with the features of the same model and data")
-    seed: Seed = option(0, help="of the validation split and of the order of the images")
+    seed: Seed = option(0, "of the validation split and of the order of the images")
 
 
 @dataclass(kw_only=True)
@@ -122,21 +122,21 @@ class ProbeOptions(Group):
 
     _argument_group_name: ClassVar[str] = "probe"
 
-    recipe: list[str] = option([], help="named options that the others override (--list_recipes)")
+    recipe: list[str] = option([], "named options that the others override (--list_recipes)")
     mode: Literal["linear", "few_shot", "knn", "attentive", "both"] = option(
-        "both", help="linear probe, few-shot, nearest neighbours, attentive probe; both are the first two"
+        "both", "linear probe, few-shot, nearest neighbours, attentive probe; both are the first two"
     )
-    learning_rates: list[Amount] = option([*LEARNING_RATES], help="for 256 images per step; all are trained at once")
-    epochs: Epochs = option(10.0, help="passes of a probe over the features")
-    probe_batch_size: Count = option(256, help="images per step of a probe")
-    weight_decay: Amount = option(0.0, help="of a probe")
-    optimizer: Literal["sgd", "lars"] = option("sgd", help="of the linear probe; the attentive one has AdamW")
-    warmup_epochs: Amount = option(0.0, help="passes over the features during which the learning rates rise")
-    shots: list[Count] = option([1, 5, 10, 25], help="training images per class")
-    seeds: list[Seed] = option([0, 1, 2], help="each selects other images")
-    l2: Amount = option(2.0**10, help="of the ridge regression")
-    neighbors: list[Count] = option([10, 20], help="training images that vote on each image")
-    temperature: Positive = option(TEMPERATURE, help="of the votes, which are weighted by exp(cosine / temperature)")
+    learning_rates: list[Amount] = option([*LEARNING_RATES], "for 256 images per step; all are trained at once")
+    epochs: Epochs = option(10.0, "passes of a probe over the features")
+    probe_batch_size: Count = option(256, "images per step of a probe")
+    weight_decay: Amount = option(0.0, "of a probe")
+    optimizer: Literal["sgd", "lars"] = option("sgd", "of the linear probe; the attentive one has AdamW")
+    warmup_epochs: Amount = option(0.0, "passes over the features during which the learning rates rise")
+    shots: list[Count] = option([1, 5, 10, 25], "training images per class")
+    seeds: list[Seed] = option([0, 1, 2], "each selects other images")
+    l2: Amount = option(2.0**10, "of the ridge regression")
+    neighbors: list[Count] = option([10, 20], "training images that vote on each image")
+    temperature: Positive = option(TEMPERATURE, "of the votes, which are weighted by exp(cosine / temperature)")
 
 
 @dataclass(kw_only=True)
