@@ -138,7 +138,7 @@ def finetune(
     batches = training_batches(arguments, data, transform, loop, loading)
     watched, held_out = evaluation_batches(arguments, data, evaluated_processor, accelerator, loading)
     accelerator.print(f"{data.train_images} images of {len(data.label_names)} classes")
-    loop.train(batches, watched, look=snapshots.take)
+    loop.train(batches, watched, on_step=snapshots.take)
 
     # The weights selected on the validation split, else the last ones, and their results on the held-out split.
     final = loop.final_model()

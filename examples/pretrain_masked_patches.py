@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import TrainingError, counted
-from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling, PlainViTModel
 from plain_vit.system.extras import needs
 
@@ -54,7 +53,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data.sampling import ShuffledStream
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Loop, make_schedule, start_run
-    from plain_vit.training.models import checkpoint_hints
+    from plain_vit.training.models import checkpoint_hints, open_preset
     from plain_vit.training.optimization import settings_of
     from plain_vit.training.reports.facts import recipe_of
     from plain_vit.training.reports.publishing import publish, training_facts
@@ -201,11 +200,9 @@ def corruption_of(arguments: PretrainArguments) -> Corruption:
 def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageModeling, Any]:
     """Build the masked-image model, from scratch or with the weights of another model, and its image processor."""
     if PRESET_NAME.fullmatch(arguments.model):
-        config: Any = PlainViTConfig.from_name(arguments.model)
-        body = None
-        size = config.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        image_processor: Any = PlainViTImageProcessor(size={"height": height, "width": width})
+        config: Any
+        image_processor: Any
+        (config, image_processor), body = open_preset(arguments.model), None
     else:
         converted = from_checkpoint(arguments.model, **checkpoint_hints(arguments.model_hints))
         config, image_processor = converted.model.config, converted.image_processor

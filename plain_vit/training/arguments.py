@@ -331,6 +331,11 @@ class StepOptions(Group):
         return self.min_learning_rate * self._share_of_base
 
     @property
+    def lowest_factor(self) -> float:
+        """Return the learning rate at the end of the schedule as a fraction of its peak."""
+        return self.lowest_learning_rate / self.peak_learning_rate if self.min_learning_rate else 0.0
+
+    @property
     def _share_of_base(self) -> float:
         return 1 if self.base_batch_size is None else self.batch_size / self.base_batch_size
 
