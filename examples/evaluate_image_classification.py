@@ -58,18 +58,18 @@ class EvaluateArguments(ForwardOptions):
 
     _argument_group_name: ClassVar[str] = "evaluation"
 
-    split: str | None = option(None, help="split to evaluate on (default: test, else validation, else the only one)")
+    split: str | None = option(None, "split to evaluate on (default: test, else validation, else the only one)")
     labels_by: Literal["name", "number"] = option(
-        "name", help="match classes of data and model by name, or by number; integers without names are the model's"
+        "name", "match classes of data and model by name, or by number; integers without names are the model's"
     )
     views: Literal["one", "flip", "ten_crop"] = option(
         "one",
-        help="average the probabilities of an image and its mirror image, or of centre and corners with their mirror "
+        "average the probabilities of an image and its mirror image, or of centre and corners with their mirror "
         "images, of an image 8/7 as large",
     )
-    output: str | None = option(None, help="JSON file to write; it must not exist")
+    output: str | None = option(None, "JSON file to write; it must not exist")
     predictions: str | None = option(
-        None, help="CSV file to write, with path, label and likeliest classes; it must not exist"
+        None, "CSV file to write, with path, label and likeliest classes; it must not exist"
     )
 
 

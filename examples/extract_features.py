@@ -45,11 +45,11 @@ class ExtractArguments(BulkOptions):
 
     feature: Literal["pooled", "cls", "mean", "cls_mean", "patches"] = option(
         "pooled",
-        help="what a classifier would read; the class token, the mean of the patch tokens, or both after one another; "
+        "what a classifier would read; the class token, the mean of the patch tokens, or both after one another; "
         "or all patch tokens, as a grid",
     )
-    layers: list[Count] = option([], help="blocks, from 1, whose outputs are used (default: the last, after its norm)")
-    dtype: Literal["float32", "float16"] = option("float32", help="of the stored features")
+    layers: list[Count] = option([], "blocks, from 1, whose outputs are used (default: the last, after its norm)")
+    dtype: Literal["float32", "float16"] = option("float32", "of the stored features")
 
 
 def extract(arguments: ExtractArguments) -> dict[str, Any]:

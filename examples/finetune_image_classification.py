@@ -138,7 +138,7 @@ def finetune(
     batches = training_batches(arguments, data, transform, loop, loading)
     watched, held_out = evaluation_batches(arguments, data, evaluated_processor, accelerator, loading)
     accelerator.print(f"{data.train_images} images of {len(data.label_names)} classes")
-    loop.train(batches, watched, look=snapshots.take)
+    loop.train(batches, watched, on_step=snapshots.take)
 
     # The weights selected on the validation split, else the last ones, and their results on the held-out split.
     final = loop.final_model()
@@ -181,16 +181,6 @@ def open_data(arguments: FinetuneArguments) -> ImageClassificationData:
 
 def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, processes: int) -> Schedule:
     """Plan the steps, and refuse combinations that cannot work."""
-    if arguments.shard and arguments.auto_micro_batch:
-        # If one process runs out of memory, the others would wait for its part of the weights.
-        raise TrainingError(
-            "--shard cannot try what fits into memory: omit --auto_micro_batch, and set "
-            "--gradient_accumulation_steps, by what --dry_run says."
-        )
-    if arguments.shard and arguments.mixed_precision == "fp16":
-        raise TrainingError("--shard does not scale the losses of fp16: use --mixed_precision bf16.")
-    if arguments.streaming and arguments.class_balance != "none":
-        raise TrainingError("The classes of a stream are not known in advance: omit --class_balance.")
     if arguments.repeated_augmentation > 1:
         check_copies(arguments)
     if arguments.early_stopping is not None and data.validation is None:
@@ -201,10 +191,8 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
 
 
 def check_copies(arguments: FinetuneArguments) -> None:
-    """Refuse repeated augmentation where copies are impossible, cannot share a batch, or would be identical."""
+    """Refuse repeated augmentation where copies cannot share a batch, or would be identical."""
     copies = arguments.repeated_augmentation
-    if arguments.streaming:
-        raise TrainingError("A stream gives each image once: omit --streaming, or set --repeated_augmentation 1.")
     if arguments.batch_size < copies:
         raise TrainingError(f"batch_size is {arguments.batch_size}: expected at least the {copies} copies of an image.")
     cropped = arguments.crop_scale < 1 or arguments.resize_to is not None or arguments.crop_padding

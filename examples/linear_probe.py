@@ -16,7 +16,7 @@ learning rates and shots are tried in seconds (name the same OUT again).
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -25,12 +25,10 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from plain_vit import PlainViTForImageClassification
 from plain_vit.errors import OutputExistsError, TrainingError, counted
 from plain_vit.files.staging import is_vacant, staged_file, staged_folder
 from plain_vit.system.extras import needs
@@ -55,15 +53,6 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         option,
         run_script,
     )
-    from plain_vit.training.attentive_probing import (
-        BETAS,
-        Tokens,
-        attentive_classifier,
-        attentive_heads,
-        train_attentive_probes,
-        use_probe,
-        write_tokens,
-    )
     from plain_vit.training.data import ImageClassificationData, load_classification_data
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages, UnreadableImages
     from plain_vit.training.data.identity import contents_hash, labels_hash
@@ -79,17 +68,23 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     )
     from plain_vit.training.probing import (
         BASE_BATCH_SIZE,
+        BETAS,
         LEARNING_RATES,
         MOMENTUM,
         TEMPERATURE,
         Features,
+        attentive_classifier,
+        attentive_heads,
         check_neighbors,
         check_shots,
         classify_by_neighbors,
         extract_features,
         few_shot_accuracies,
         head_layer,
+        open_tokens,
         train_probes,
+        use_probe,
+        write_tokens,
     )
     from plain_vit.training.reports.facts import count_images
     from plain_vit.training.reports.publishing import publish, training_facts
@@ -107,13 +102,13 @@ class SourceOptions(SplitOptions, ForwardOptions):
 
     _argument_group_name: ClassVar[str] = "features"
 
-    image_size: list[Pixels] | None = option(None, help="in pixels (default: the model's own)")
+    image_size: list[Pixels] | None = option(None, "in pixels (default: the model's own)")
     position_resampling: Resampling | None = option(
-        None, help="how position embeddings are resampled to image_size (default: the model's own way)"
+        None, "how position embeddings are resampled to image_size (default: the model's own way)"
     )
-    validation_fraction: BelowOne = option(0.1, help="fraction of the training split to use if there is none")
+    validation_fraction: BelowOne = option(0.1, "fraction of the training split to use if there is none")
     output_dir: str = option(help="new or empty folder, or one with the features of the same model and data")
-    seed: Seed = option(0, help="of the validation split and of the order of the images")
+    seed: Seed = option(0, "of the validation split and of the order of the images")
 
 
 @dataclass(kw_only=True)
@@ -122,21 +117,21 @@ class ProbeOptions(Group):
 
     _argument_group_name: ClassVar[str] = "probe"
 
-    recipe: list[str] = option([], help="named options that the others override (--list_recipes)")
+    recipe: list[str] = option([], "named options that the others override (--list_recipes)")
     mode: Literal["linear", "few_shot", "knn", "attentive", "both"] = option(
-        "both", help="linear probe, few-shot, nearest neighbours, attentive probe; both are the first two"
+        "both", "linear probe, few-shot, nearest neighbours, attentive probe; both are the first two"
     )
-    learning_rates: list[Amount] = option([*LEARNING_RATES], help="for 256 images per step; all are trained at once")
-    epochs: Epochs = option(10.0, help="passes of a probe over the features")
-    probe_batch_size: Count = option(256, help="images per step of a probe")
-    weight_decay: Amount = option(0.0, help="of a probe")
-    optimizer: Literal["sgd", "lars"] = option("sgd", help="of the linear probe; the attentive one has AdamW")
-    warmup_epochs: Amount = option(0.0, help="passes over the features during which the learning rates rise")
-    shots: list[Count] = option([1, 5, 10, 25], help="training images per class")
-    seeds: list[Seed] = option([0, 1, 2], help="each selects other images")
-    l2: Amount = option(2.0**10, help="of the ridge regression")
-    neighbors: list[Count] = option([10, 20], help="training images that vote on each image")
-    temperature: Positive = option(TEMPERATURE, help="of the votes, which are weighted by exp(cosine / temperature)")
+    learning_rates: list[Amount] = option([*LEARNING_RATES], "for 256 images per step; all are trained at once")
+    epochs: Epochs = option(10.0, "passes of a probe over the features")
+    probe_batch_size: Count = option(256, "images per step of a probe")
+    weight_decay: Amount = option(0.0, "of a probe")
+    optimizer: Literal["sgd", "lars"] = option("sgd", "of the linear probe; the attentive one has AdamW")
+    warmup_epochs: Amount = option(0.0, "passes over the features during which the learning rates rise")
+    shots: list[Count] = option([1, 5, 10, 25], "training images per class")
+    seeds: list[Seed] = option([0, 1, 2], "each selects other images")
+    l2: Amount = option(2.0**10, "of the ridge regression")
+    neighbors: list[Count] = option([10, 20], "training images that vote on each image")
+    temperature: Positive = option(TEMPERATURE, "of the votes, which are weighted by exp(cosine / temperature)")
 
 
 @dataclass(kw_only=True)
@@ -196,21 +191,14 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
         return results
 
     if arguments.mode in ("linear", "both"):
-        add_results(results, "linear", probe_linearly(arguments, features, data, head), arguments)
-        tqdm.write(f"the model is in {folder}")
-        save_model(model, image_processor, folder)
-        describe_model(arguments, data, "linear", results["linear"])
+        fit_classifier(arguments, "linear", model, image_processor, data, features, results)
     if arguments.mode in ("few_shot", "both"):
         add_results(results, "few_shot", probe_few_shots(arguments, features, data), arguments)
     if arguments.mode == "knn":
         add_results(results, "knn", probe_neighbors(arguments, features, data), arguments)
     if attentive is not None:
-        tokens = {name: Tokens(np.load(tokens_file(folder, name), mmap_mode="r"), of.labels)
-                  for name, of in features.items()}  # fmt: skip
-        add_results(results, "attentive", probe_attentively(arguments, tokens, data, attentive), arguments)
-        save_model(attentive, image_processor, folder)
-        describe_model(arguments, data, "attentive", results["attentive"])
-        tqdm.write(f"the model is in {folder}")
+        tokens = {split: open_tokens(tokens_file(folder, split), of.labels) for split, of in features.items()}
+        fit_classifier(arguments, "attentive", attentive, image_processor, data, tokens, results)
     return results
 
 
@@ -285,13 +273,21 @@ def batches_of(
     return UnreadableImages(stop=True, say=tqdm.write, advice="Repair it, or remove it.").watch(bar)
 
 
-def probe_linearly(
-    arguments: ProbeArguments, features: dict[str, Features], data: ImageClassificationData, head: nn.Linear
-) -> dict[str, Any]:
-    """Train linear classifiers, use the one with the best validation result as the head, and return its results."""
+def fit_classifier(
+    arguments: ProbeArguments,
+    mode: str,
+    model: PreTrainedModel,
+    image_processor: Any,
+    data: ImageClassificationData,
+    splits: dict[str, Features],
+    results: dict[str, Any],
+) -> None:
+    """Train a probe for each learning rate, and save the model with the one that is best on the validation split."""
+    folder, name = Path(arguments.output_dir), f"{mode} probe"
     probes = train_probes(
-        features["train"],
+        splits["train"],
         len(data.label_names),
+        heads=attentive_heads(model) if mode == "attentive" else None,
         learning_rates=arguments.learning_rates,
         epochs=arguments.epochs,
         batch_size=arguments.probe_batch_size,
@@ -300,53 +296,25 @@ def probe_linearly(
         warmup_epochs=arguments.warmup_epochs,
         seed=arguments.seed,
     )
-    best, results = choose_probe("linear probe", probes, features, data.held_out)
-    with torch.no_grad():
-        head.weight.copy_(best.weight)
-        head.bias.copy_(best.bias)
-    return results
-
-
-def probe_attentively(
-    arguments: ProbeArguments,
-    tokens: dict[str, Tokens],
-    data: ImageClassificationData,
-    classifier: PlainViTForImageClassification,
-) -> dict[str, Any]:
-    """Train attentive probes, put the one with the best validation result into the classifier, return its results."""
-    probes = train_attentive_probes(
-        tokens["train"],
-        len(data.label_names),
-        heads=attentive_heads(classifier),
-        learning_rates=arguments.learning_rates,
-        epochs=arguments.epochs,
-        batch_size=arguments.probe_batch_size,
-        weight_decay=arguments.weight_decay,
-        warmup_epochs=arguments.warmup_epochs,
-        seed=arguments.seed,
-    )
-    best, results = choose_probe("attentive probe", probes, tokens, data.held_out)
-    use_probe(classifier, best)
-    return results
-
-
-def choose_probe(name: str, probes: Sequence[Any], splits: dict[str, Any], held_out: str) -> tuple[Any, dict[str, Any]]:
-    """Return the probe with the best accuracy on the validation split, and the results."""
-    accuracies = [each.accuracy(splits["validation"]) for each in probes]
-    for each, accuracy in zip(probes, accuracies, strict=True):
-        tqdm.write(f"{name}, learning rate {each.learning_rate:8.1e}: validation accuracy {accuracy:.2%}")
-    best = probes[int(np.argmax(accuracies))]
-    accuracy = best.accuracy(splits[held_out])
+    accuracies = {each.learning_rate: each.accuracy(splits["validation"]) for each in probes}
+    for rate, accuracy in accuracies.items():
+        tqdm.write(f"{name}, learning rate {rate:8.1e}: validation accuracy {accuracy:.2%}")
+    best = max(probes, key=lambda each: accuracies[each.learning_rate])
+    accuracy = best.accuracy(splits[data.held_out])
     tqdm.write(
-        f"{name}: {held_out} accuracy {accuracy:.2%} at the learning rate {best.learning_rate:g}, selected on the "
+        f"{name}: {data.held_out} accuracy {accuracy:.2%} at the learning rate {best.learning_rate:g}, selected on the "
         "validation split"
     )
-    rates = [str(each.learning_rate) for each in probes]
-    return best, {
-        "validation_accuracies": dict(zip(rates, accuracies, strict=True)),
+    found = {
+        "validation_accuracies": {str(rate): accuracy for rate, accuracy in accuracies.items()},
         "learning_rate": best.learning_rate,
-        f"{held_out}_accuracy": accuracy,
+        f"{data.held_out}_accuracy": accuracy,
     }
+    use_probe(model, best)
+    add_results(results, mode, found, arguments)
+    save_model(model, image_processor, folder)
+    describe_model(arguments, data, mode, found)
+    tqdm.write(f"the model is in {folder}")
 
 
 def probe_neighbors(

@@ -33,7 +33,7 @@ class PredictArguments(BulkOptions):
 
     _argument_group_name: ClassVar[str] = "predictions"
 
-    top: Count = option(5, help="classes of each image; a regression gives all its numbers")
+    top: Count = option(5, "classes of each image; a regression gives all its numbers")
 
 
 def predict(arguments: PredictArguments) -> dict[str, Any]:

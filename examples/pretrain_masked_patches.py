@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import TrainingError, counted
-from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling, PlainViTModel
 from plain_vit.system.extras import needs
 
@@ -54,7 +53,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data.sampling import ShuffledStream
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Loop, make_schedule, start_run
-    from plain_vit.training.models import checkpoint_hints
+    from plain_vit.training.models import checkpoint_hints, open_preset
     from plain_vit.training.optimization import settings_of
     from plain_vit.training.reports.facts import recipe_of
     from plain_vit.training.reports.publishing import publish, training_facts
@@ -76,26 +75,24 @@ class PretrainArguments(LoopOptions, ImageOptions, WeightsOptions):
     _argument_group_name: ClassVar[str] = "pre-training"
 
     model: str = option(help="preset, plain-vit folder or Hub id, or another library's checkpoint")
-    from_scratch: bool = option(False, help="use only the architecture, with new weights; always so for a preset")
+    from_scratch: bool = option(False, "use only the architecture, with new weights; always so for a preset")
     initialization: Initialization | None = option(
-        None, help="package whose new weights from_scratch draws (default: that of the model's config)"
+        None, "package whose new weights from_scratch draws (default: that of the model's config)", needs="from_scratch"
     )
-    split: str | None = option(None, help="training split (default: train, or else the only one)")
-    validation_fraction: BelowOne = option(0.02, help="fraction of its images used for validation instead of training")
+    split: str | None = option(None, "training split (default: train, or else the only one)")
+    validation_fraction: BelowOne = option(0.02, "fraction of its images used for validation instead of training")
 
-    target: Literal["mean_color", "pixels"] = option("mean_color", help="prediction target of a patch")
-    mask_ratio: Between | None = option(None, help="fraction of the patches to predict (default: as published)")
-    hidden_share: Share | None = option(
-        None, help="fraction of those replaced by the mask token (default: as published)"
-    )
-    exchanged_share: Share | None = option(None, help="fraction of those replaced by another patch")
-    mask_block: Count = option(1, help="side, in patches, of the squares that are masked as a whole")
-    crop_scale: Part = option(1.0, help="smallest fraction of the area that a random crop keeps; 1: no crop")
-    horizontal_flip: Share = option(0.0, help="probability")
+    target: Literal["mean_color", "pixels"] = option("mean_color", "prediction target of a patch")
+    mask_ratio: Between | None = option(None, "fraction of the patches to predict (default: as published)")
+    hidden_share: Share | None = option(None, "fraction of those replaced by the mask token (default: as published)")
+    exchanged_share: Share | None = option(None, "fraction of those replaced by another patch")
+    mask_block: Count = option(1, "side, in patches, of the squares that are masked as a whole")
+    crop_scale: Part = option(1.0, "smallest fraction of the area that a random crop keeps; 1: no crop")
+    horizontal_flip: Share = option(0.0, "probability")
 
-    optimizer: str = option("adam", help="of torch.optim, in lower case, or timm:NAME")
-    learning_rate: Amount = option(2e-4, help="peak learning rate")
-    weight_decay: Amount = option(0.0, help="for matrices and kernels only")
+    optimizer: str = option("adam", "of torch.optim, in lower case, or timm:NAME")
+    learning_rate: Amount = option(2e-4, "peak learning rate")
+    weight_decay: Amount = option(0.0, "for matrices and kernels only")
 
 
 def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
@@ -203,11 +200,9 @@ def corruption_of(arguments: PretrainArguments) -> Corruption:
 def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageModeling, Any]:
     """Build the masked-image model, from scratch or with the weights of another model, and its image processor."""
     if PRESET_NAME.fullmatch(arguments.model):
-        config: Any = PlainViTConfig.from_name(arguments.model)
-        body = None
-        size = config.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        image_processor: Any = PlainViTImageProcessor(size={"height": height, "width": width})
+        config: Any
+        image_processor: Any
+        (config, image_processor), body = open_preset(arguments.model), None
     else:
         converted = from_checkpoint(arguments.model, **checkpoint_hints(arguments.model_hints))
         config, image_processor = converted.model.config, converted.image_processor

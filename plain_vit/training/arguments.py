@@ -12,7 +12,7 @@ from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar, get_args, get_type_hints
 
@@ -94,11 +94,67 @@ class Group:
                     raise TrainingError(f"{name} is {value}: expected {numbers.text}.")
 
 
-def option(default: Any = dataclasses.MISSING, help: str = "") -> Any:
-    """Declare an option with its help text."""
+class HelpText(str):
+    """The help text of an option, which carries its rules: the parser hands all other metadata to argparse."""
+
+    needs: str = ""
+    excludes: Mapping[str, str] = {}
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    help: str = "",
+    *,
+    needs: str = "",
+    excludes: Mapping[str, str] = HelpText.excludes,
+) -> Any:
+    """Declare an option with its help text and its rules, which `check_options` applies if it is not at its default.
+
+    A condition is the name of another option, which holds if that is on, or its name with a value: `schedule=plateau`.
+    It may have several names, `mixup|cutmix`, or several values, `loss=bce|bce_sum`; one of them is enough.
+
+    Args:
+        default: The default; without one, the option is required.
+        help: The help text.
+        needs: Condition without which the option has no effect.
+        excludes: Conditions under which the option is refused, each with the text of the error. In a text, `{names}`
+            stands for the option, or for all that break the same rule, `{value}` for its value, and `{other}` for the
+            value of the other.
+    """
+    text = HelpText(help)
+    text.needs, text.excludes = needs, excludes
     if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=lambda: list(default), metadata={"help": text})
+    return field(default=default, metadata={"help": text})
+
+
+RECORDING_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile, which record CUDA graphs
+RECORDS = f"compile_mode={'|'.join(RECORDING_MODES)}"
+
+# Rules of several options.
+NEW_HEAD = {"keep_head": "{names} is for a new head: omit it, or keep_head."}
+OVERWRITTEN = {
+    RECORDS: "compile_mode {other} overwrites the gradients of a micro-batch with those of the next: use one per step, "
+    "or another mode."
+}
+CAST_ONCE = "With {}, weights are cast once as it is: omit --param_dtype."
+GIVE_ONE = "Both {} and {{names}} are given: give one."
+
+
+def _one_size(reason: str) -> dict[str, str]:
+    return {"native_aspect_ratio": f"With native_aspect_ratio images have many sizes, and {{names}} {reason}: omit it."}
+
+
+BLENDS = _one_size("blends images pixel by pixel")
+CUTS = _one_size("cuts images to one size")
+SIZED = _one_size("is one size of all images")
+
+
+def _whole_gradients(what: str) -> dict[str, str]:
+    return {
+        "shard": f"{what} needs the whole weights in each process: omit --shard, or {what}.",
+        "mixed_precision=fp16": f"{what} does not know the scale of fp16 gradients: use --mixed_precision bf16.",
+    }
 
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
@@ -117,7 +173,7 @@ class WeightsOptions(Group):
 
     model: str = option(help="transformers folder or Hub id, or another library's checkpoint")
     model_hints: list[str] | None = option(
-        None, help="name=value: settings that another library's checkpoint lacks, such as num_attention_heads=4"
+        None, "name=value: settings that another library's checkpoint lacks, such as num_attention_heads=4"
     )
 
 
@@ -125,7 +181,7 @@ class WeightsOptions(Group):
 class CheckpointOptions(WeightsOptions):
     """The model to open, of any class."""
 
-    trust_remote_code: bool = option(False, help="run the code that comes with a checkpoint")
+    trust_remote_code: bool = option(False, "run the code that comes with a checkpoint")
 
 
 @dataclass(kw_only=True)
@@ -136,16 +192,16 @@ class ImageOptions(Group):
         help="digits, glyphs; a folder of images, of parquet, .tar or IDX files, or of save_to_disk; fashion_mnist, "
         "cifar10, cifar100, imagenet-1k, pets, flowers, food101, mnist, beans; or a Hub name"
     )
-    dataset_subset: str | None = option(None, help="configuration of a dataset that has several")
-    image_column: str | None = option(None, help="name of the column (default: found by its type)")
+    dataset_subset: str | None = option(None, "configuration of a dataset that has several")
+    image_column: str | None = option(None, "name of the column (default: found by its type)")
 
 
 @dataclass(kw_only=True)
 class LabelOptions(Group):
     """The labels of the dataset."""
 
-    label_column: str | None = option(None, help="name of the column (default: found by its type)")
-    label_names: str | None = option(None, help="text file with one class per line, for labels that are only numbers")
+    label_column: str | None = option(None, "name of the column (default: found by its type)")
+    label_names: str | None = option(None, "text file with one class per line, for labels that are only numbers")
 
 
 @dataclass(kw_only=True)
@@ -153,28 +209,26 @@ class SplitOptions(Group):
     """The splits for training and evaluation."""
 
     train_split: str | None = option(
-        None, help="training split, or several joined by + (default: train); of a folder: folders in it, or all"
+        None, "training split, or several joined by + (default: train); of a folder: folders in it, or all"
     )
-    validation_split: str | None = option(
-        None, help="split for selecting the best weights (default: found by its name)"
-    )
-    test_split: str | None = option(None, help="held-out split (default: test, if there is one)")
+    validation_split: str | None = option(None, "split for selecting the best weights (default: found by its name)")
+    test_split: str | None = option(None, "held-out split (default: test, if there is one)")
 
 
 @dataclass(kw_only=True)
 class ProcessOptions(Group):
     """Processes and precision."""
 
-    num_workers: Natural = option(0, help="data loader workers per process")
-    num_processes: Count | None = option(None, help="fail with another number of processes")
-    mixed_precision: Literal["no", "bf16", "fp16"] = option("no", help="precision of the forward and backward passes")
+    num_workers: Natural = option(0, "data loader workers per process")
+    num_processes: Count | None = option(None, "fail with another number of processes")
+    mixed_precision: Literal["no", "bf16", "fp16"] = option("no", "precision of the forward and backward passes")
 
 
 @dataclass(kw_only=True)
 class ForwardOptions(ProcessOptions, LabelOptions, ImageOptions, CheckpointOptions):
     """The images and the model of scripts that do not train it."""
 
-    batch_size: Count = option(256, help="images per forward pass, over all processes")
+    batch_size: Count = option(256, "images per forward pass, over all processes")
 
 
 @dataclass(kw_only=True)
@@ -182,72 +236,89 @@ class BulkOptions(ProcessOptions, ImageOptions, WeightsOptions):
     """The images, the model and the output of scripts that run a model over many images."""
 
     split: str | None = option(
-        None, help="split (default: all files of a folder of images, tables or shards; else train, or the only one)"
+        None, "split (default: all files of a folder of images, tables or shards; else train, or the only one)"
     )
-    streaming: bool = option(False, help="stream the dataset instead of storing it first")
-    batch_size: Count = option(32, help="images per forward pass of each process")
-    shard_size: Count = option(1000, help="images per file; a killed run loses at most one file of each process")
+    streaming: bool = option(False, "stream the dataset instead of storing it first")
+    batch_size: Count = option(32, "images per forward pass of each process")
+    shard_size: Count = option(1000, "images per file; a killed run loses at most one file of each process")
     corrupted: Literal["stop", "skip"] = option(
-        "stop", help="what to do about an image that cannot be read; those left out are named in manifest.json"
+        "stop", "what to do about an image that cannot be read; those left out are named in manifest.json"
     )
     engine: Literal["torch", "openvino", "onnx"] = option(
-        "torch", help="what computes, on a CPU; or give --model a folder of `plain-vit export`, which may be in int8"
+        "torch", "what computes, on a CPU; or give --model a folder of `plain-vit export`, which may be in int8"
     )
     output_dir: str = option(help="new or empty folder")
-    resume: bool = option(False, help="go on with a run that ended early: compute only what is missing")
+    resume: bool = option(False, "go on with a run that ended early: compute only what is missing")
 
 
 @dataclass(kw_only=True)
 class StepOptions(Group):
     """Optimization: steps, batch size, optimizer, learning rate schedule."""
 
-    epochs: Epochs | None = option(None, help="passes over the training images (default without --steps: 10)")
-    steps: Count | None = option(None, help="optimizer steps, instead of epochs")
-    batch_size: Count = option(64, help="images per optimizer step, over all processes and micro-batches")
-    gradient_accumulation_steps: Count = option(1, help="micro-batches per optimizer step")
+    epochs: Epochs | None = option(None, "passes over the training images (default without --steps: 10)")
+    steps: Count | None = option(
+        None,
+        "optimizer steps, instead of epochs",
+        excludes={"epochs": "Both steps ({value}) and epochs ({other}) are given: give one."},
+    )
+    batch_size: Count = option(64, "images per optimizer step, over all processes and micro-batches")
+    gradient_accumulation_steps: Count = option(1, "micro-batches per optimizer step", excludes=OVERWRITTEN)
     param_dtype: Literal["float32", "bf16"] = option(
         "float32",
-        help="bf16: with mixed_precision bf16, the blocks compute with copies of their weights instead of casting them "
+        "bf16: with mixed_precision bf16, the blocks compute with copies of their weights instead of casting them "
         "at each operation; the weights of the optimizer stay in float32",
+        excludes={
+            "mixed_precision=no|fp16": "param_dtype bf16 needs mixed_precision bf16: add --mixed_precision bf16.",
+            **{name: CAST_ONCE.format(name) for name in ("shard", "compile")},
+        },
     )
     optimizer: str = option(
         "adamw",
-        help="of torch.optim, in lower case (the paper: sgd), or timm:NAME; muon is for the matrices in the blocks, "
+        "of torch.optim, in lower case (the paper: sgd), or timm:NAME; muon is for the matrices in the blocks, "
         "with AdamW for the rest",
     )
-    learning_rate: Amount = option(1e-3, help="peak learning rate")
+    learning_rate: Amount = option(1e-3, "peak learning rate")
     base_batch_size: Count | None = option(
-        None,
-        help="batch size of learning_rate and min_learning_rate: both scale with batch_size (default: they do not)",
+        None, "batch size of learning_rate and min_learning_rate: both scale with batch_size (default: they do not)"
     )
-    min_learning_rate: Amount = option(0.0, help="learning rate at the end of a cosine or linear schedule")
-    momentum: BelowOne = option(0.9, help="momentum of SGD and Muon; first beta of Adam")
-    betas: list[BelowOne] | None = option(None, help="both betas of Adam and similar (default: momentum and 0.999)")
-    epsilon: Amount | None = option(None, help="epsilon of the optimizer (default: its own)")
-    weight_decay: Amount = option(0.05, help="for matrices and kernels only")
+    min_learning_rate: Amount = option(
+        0.0, "learning rate at the end of a cosine or linear schedule", needs="schedule=cosine|linear|plateau"
+    )
+    momentum: BelowOne = option(0.9, "momentum of SGD and Muon; first beta of Adam")
+    betas: list[BelowOne] | None = option(None, "both betas of Adam and similar (default: momentum and 0.999)")
+    epsilon: Amount | None = option(None, "epsilon of the optimizer (default: its own)")
+    weight_decay: Amount = option(0.05, "for matrices and kernels only")
     schedule: Literal["cosine", "linear", "inverse_sqrt", "constant", "plateau"] = option(
-        "cosine", help="learning rate schedule after the warm-up; plateau: lower where evaluations no longer improve"
+        "cosine", "learning rate schedule after the warm-up; plateau: lower where evaluations no longer improve"
     )
     restarts: Natural = option(
-        0, help="times that a cosine schedule starts again at the peak, in cycles of equal length"
+        0, "times that a cosine schedule starts again at the peak, in cycles of equal length", needs="schedule=cosine"
     )
     cooldown_steps: Natural = option(
         0,
-        help="last steps, in which a constant or inverse_sqrt schedule falls linearly to 0; a run can be lengthened "
+        "last steps, in which a constant or inverse_sqrt schedule falls linearly to 0; a run can be lengthened "
         "up to them",
+        needs="schedule=constant|inverse_sqrt",
     )
-    plateau_patience: Count = option(3, help="evaluations in a row without a better one before plateau lowers the rate")
-    plateau_factor: Share = option(0.1, help="factor by which plateau lowers the rate")
-    warmup_fraction: Share = option(0.1, help="fraction of the optimizer steps used for warm-up")
-    warmup_steps: Natural | None = option(None, help="warm-up as a number of optimizer steps")
-    max_grad_norm: Amount = option(1.0, help="norm to which gradients are clipped; 0: no clipping")
+    plateau_patience: Count = option(
+        3, "evaluations in a row without a better one before plateau lowers the rate", needs="schedule=plateau"
+    )
+    plateau_factor: Share = option(0.1, "factor by which plateau lowers the rate", needs="schedule=plateau")
+    warmup_fraction: Share = option(0.1, "fraction of the optimizer steps used for warm-up")
+    warmup_steps: Natural | None = option(None, "warm-up as a number of optimizer steps")
+    max_grad_norm: Amount = option(1.0, "norm to which gradients are clipped; 0: no clipping")
     clip_mode: Literal["norm", "agc"] = option(
-        "norm", help="agc: max_grad_norm, such as 0.01, is relative to the norm of the weights of each unit (NFNets)"
+        "norm",
+        "agc: max_grad_norm, such as 0.01, is relative to the norm of the weights of each unit (NFNets)",
+        needs="max_grad_norm",
+        excludes=_whole_gradients("clip_mode agc"),
     )
     sharpness_radius: Amount = option(
-        0.0, help="take the gradients where the loss is highest within this distance (SAM), such as 0.1; 0: off"
+        0.0,
+        "take the gradients where the loss is highest within this distance (SAM), such as 0.1; 0: off",
+        excludes=_whole_gradients("sharpness_radius"),
     )
-    tf32: bool = option(True, help="on GPUs, multiply float32 matrices in TF32 while training; never in evaluations")
+    tf32: bool = option(True, "on GPUs, multiply float32 matrices in TF32 while training; never in evaluations")
 
     @property
     def peak_learning_rate(self) -> float:
@@ -260,6 +331,11 @@ class StepOptions(Group):
         return self.min_learning_rate * self._share_of_base
 
     @property
+    def lowest_factor(self) -> float:
+        """Return the learning rate at the end of the schedule as a fraction of its peak."""
+        return self.lowest_learning_rate / self.peak_learning_rate if self.min_learning_rate else 0.0
+
+    @property
     def _share_of_base(self) -> float:
         return 1 if self.base_batch_size is None else self.batch_size / self.base_batch_size
 
@@ -269,20 +345,16 @@ class FolderOptions(ProcessOptions):
     """Run folder, logging, evaluation and checkpoints."""
 
     output_dir: str = option(help="new or empty folder")
-    resume: bool = option(False, help="resume from the newest checkpoint in output_dir")
-    evaluations: Count | None = option(None, help="number of evaluations, evenly spaced (default: once per epoch)")
-    log_every: Count = option(10, help="optimizer steps between logged values")
-    checkpoint_every: Count | None = option(
-        None, help="optimizer steps between checkpoints (default: at each evaluation)"
-    )
-    checkpoints_kept: Natural = option(2, help="number of checkpoints to keep; 0: write none")
+    resume: bool = option(False, "resume from the newest checkpoint in output_dir")
+    evaluations: Count | None = option(None, "number of evaluations, evenly spaced (default: once per epoch)")
+    log_every: Count = option(10, "optimizer steps between logged values")
+    checkpoint_every: Count | None = option(None, "optimizer steps between checkpoints (default: at each evaluation)")
+    checkpoints_kept: Natural = option(2, "number of checkpoints to keep; 0: write none")
     best_kept: Count = option(
-        1, help="models with the best results on the validation split to keep; more than one: by step, in best_models"
+        1, "models with the best results on the validation split to keep; more than one: by step, in best_models"
     )
-    report_to: str = option(
-        "none", help="tensorboard, trackio, wandb, mlflow, comet_ml and clearml, separated by commas"
-    )
-    seed: Seed = option(0, help="random seed")
+    report_to: str = option("none", "tensorboard, trackio, wandb, mlflow, comet_ml and clearml, separated by commas")
+    seed: Seed = option(0, "random seed")
 
 
 @dataclass(kw_only=True)
@@ -302,42 +374,48 @@ class ModelOptions(CheckpointOptions):
     model: str = option(
         help="transformers folder or Hub id, another library's checkpoint, or a preset to train from scratch"
     )
-    from_scratch: bool = option(False, help="use only the architecture, with new weights")
+    from_scratch: bool = option(False, "use only the architecture, with new weights", excludes=NEW_HEAD)
     initialization: Initialization | None = option(
-        None, help="package whose new weights from_scratch draws (default: that of the model's config)"
+        None, "package whose new weights from_scratch draws (default: that of the model's config)", needs="from_scratch"
     )
-    keep_head: bool = option(False, help="keep the head, for the same classes, instead of a new one of zeros")
+    keep_head: bool = option(False, "keep the head, for the same classes, instead of a new one of zeros")
     freeze: list[str] = option(
-        [],
-        help="parameters to freeze: backbone (all but the head), the first N blocks, or names (a.*.weight)",
+        [], "parameters to freeze: backbone (all but the head), the first N blocks, or names (a.*.weight)"
     )
-    lora_rank: Count | None = option(None, help="train LoRA adapters of this rank on the attention (peft)")
-    lora_alpha: Count = option(16, help="scale of the adapters: lora_alpha / lora_rank")
-    lora_targets: list[str] = option([], help="layers with adapters (default: queries and values)")
-    gradient_checkpointing: bool = option(False, help="save memory by recomputing the forward pass")
+    lora_rank: Count | None = option(None, "train LoRA adapters of this rank on the attention (peft)")
+    lora_alpha: Count = option(16, "scale of the adapters: lora_alpha / lora_rank", needs="lora_rank")
+    lora_targets: list[str] = option([], "layers with adapters (default: queries and values)", needs="lora_rank")
+    gradient_checkpointing: bool = option(False, "save memory by recomputing the forward pass")
     image_size: list[Pixels] | None = option(
-        None, help="training size in pixels: one number, or height and width; positions are resampled once"
+        None, "training size in pixels: one number, or height and width; positions are resampled once", excludes=SIZED
     )
     position_resampling: Resampling | None = option(
-        None, help="how position embeddings are resampled to other sizes (default: the model's own way)"
+        None, "how position embeddings are resampled to other sizes (default: the model's own way)"
     )
     test_size: list[Pixels] | None = option(
-        None, help="size of evaluated images, where it differs from the training size (FixRes), which the model keeps"
+        None,
+        "size of evaluated images, where it differs from the training size (FixRes), which the model keeps",
+        excludes=SIZED,
     )
     native_aspect_ratio: bool = option(
-        False, help="keep the aspect ratio of images: train, evaluate and save with patches of images of many sizes"
+        False, "keep the aspect ratio of images: train, evaluate and save with patches of images of many sizes"
     )
     max_num_patches: Count | None = option(
-        None, help="most patches of an image with native_aspect_ratio (default: those of the model's image size)"
+        None,
+        "most patches of an image with native_aspect_ratio (default: those of the model's image size)",
+        needs="native_aspect_ratio",
     )
     test_crop: Part | None = option(
         None,
-        help="evaluate the centre of images: its side divided by the shorter edge, such as 0.875 (default: the image "
+        "evaluate the centre of images: its side divided by the shorter edge, such as 0.875 (default: the image "
         "processor's geometry)",
+        excludes=CUTS,
     )
-    dropout: BelowOne | None = option(None, help="dropout after each dense layer (default: the model's)")
-    drop_path_rate: BelowOne | None = option(None, help="stochastic depth of the last block (default: the model's)")
-    head_bias: Finite | None = option(None, help="initial bias of the new head (default: the model's, else 0)")
+    dropout: BelowOne | None = option(None, "dropout after each dense layer (default: the model's)")
+    drop_path_rate: BelowOne | None = option(None, "stochastic depth of the last block (default: the model's)")
+    head_bias: Finite | None = option(
+        None, "initial bias of the new head (default: the model's, else 0)", excludes=NEW_HEAD
+    )
 
 
 @dataclass(kw_only=True)
@@ -348,32 +426,44 @@ class DataOptions(SplitOptions, LabelOptions, ImageOptions):
 
     problem_type: ProblemType = option(
         "single_label_classification",
-        help="one label per image; a list of labels per image; a number, or a list of numbers, per image",
+        "one label per image; a list of labels per image; a number, or a list of numbers, per image",
     )
-    validation_fraction: BelowOne = option(0.0, help="fraction of the training split to use for validation")
-    shots_per_class: Count | None = option(None, help="number of training images per class (default: all)")
-    max_images: Count | None = option(
-        None, help="images of each split, drawn at random, for a quick trial (default: all)"
-    )
+    validation_fraction: BelowOne = option(0.0, "fraction of the training split to use for validation")
+    shots_per_class: Count | None = option(None, "number of training images per class (default: all)")
+    max_images: Count | None = option(None, "images of each split, drawn at random, for a quick trial (default: all)")
     corrupted: Literal["stop", "skip"] = option(
-        "stop", help="on a corrupted image: stop the run, or skip, report and count it"
+        "stop", "on a corrupted image: stop the run, or skip, report and count it"
     )
-    streaming: bool = option(False, help="stream the training images instead of storing them first")
-    stream_images: Count | None = option(None, help="number of images, if the stream does not say")
-    stream_buffer: Count = option(10_000, help="images of a stream that are shuffled together, by each worker")
+    streaming: bool = option(False, "stream the training images instead of storing them first")
+    stream_images: Count | None = option(None, "number of images, if the stream does not say", needs="streaming")
+    stream_buffer: Count = option(
+        10_000, "images of a stream that are shuffled together, by each worker", needs="streaming"
+    )
 
 
 @dataclass(kw_only=True)
 class LearnerOptions(Group):
     """Layer decay, moving average, sharding and compilation."""
 
-    layer_decay: Amount = option(1.0, help="learning rate of a block, relative to the next block")
-    ema_decay: BelowOne | None = option(None, help="evaluate and save a moving average of the weights with this decay")
-    shard: bool = option(False, help="shard weights, optimizer states and averages over the processes (FSDP2)")
-    compile: bool = option(False, help="torch.compile the model for training")
+    layer_decay: Amount = option(1.0, "learning rate of a block, relative to the next block")
+    ema_decay: BelowOne | None = option(None, "evaluate and save a moving average of the weights with this decay")
+    shard: bool = option(
+        False,
+        "shard weights, optimizer states and averages over the processes (FSDP2)",
+        excludes={
+            RECORDS: "compile_mode {other} may read weights that --shard has moved: omit one of them.",
+            "mixed_precision=fp16": "--shard does not scale the losses of fp16: use --mixed_precision bf16.",
+            "auto_micro_batch": "--shard cannot try what fits into memory: omit --auto_micro_batch, and set "
+            "--gradient_accumulation_steps, by what --dry_run says.",
+        },
+    )
+    compile: bool = option(
+        False, "torch.compile the model for training", excludes=_one_size("compiles the model for one size")
+    )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option(
         "default",
-        help="mode of torch.compile; reduce-overhead records CUDA graphs, for models whose steps are short on a GPU",
+        "mode of torch.compile; reduce-overhead records CUDA graphs, for models whose steps are short on a GPU",
+        needs="compile",
     )
 
 
@@ -383,30 +473,39 @@ class OptimizationOptions(LearnerOptions, StepOptions):
 
     _argument_group_name: ClassVar[str] = "optimisation"
 
-    recipe: list[str] = option([], help="named options, overridden by others (--list_recipes); several apply in order")
+    recipe: list[str] = option([], "named options, overridden by others (--list_recipes); several apply in order")
     auto_micro_batch: bool = option(
-        False, help="before training, find the number of micro-batches that fits into memory"
+        False, "before training, find the number of micro-batches that fits into memory", excludes=OVERWRITTEN
     )
     loss: Literal["cross_entropy", "bce", "bce_sum", "mse", "l1", "smooth_l1"] | None = option(
         None,
-        help="bce: binary cross-entropy, averaged over the classes; bce_sum: summed over them; mse, l1, smooth_l1: for "
+        "bce: binary cross-entropy, averaged over the classes; bce_sum: summed over them; mse, l1, smooth_l1: for "
         "regression (default: cross_entropy; with several labels bce; regression mse)",
     )
     bce_target_threshold: Share | None = option(
         None,
-        help="binary cross-entropy: a class whose share of a blended label is above this counts in full, before "
+        "binary cross-entropy: a class whose share of a blended label is above this counts in full, before "
         "label_smoothing (timm smooths before, and this then removes it)",
+        excludes={
+            "loss=None|cross_entropy": "With the loss cross_entropy, {names} has no effect: omit it, or set --loss bce."
+        },
     )
     class_balance: Literal["none", "loss", "sampler"] = option(
-        "none", help="balance classes in the loss, or by sampling rare ones more often"
+        "none",
+        "balance classes in the loss, or by sampling rare ones more often",
+        excludes={"streaming": "The classes of a stream are not known in advance: omit --class_balance."},
     )
     teacher: str | None = option(
-        None, help="classifier of the same classes for distillation; a distillation token learns from it alone (DeiT)"
+        None,
+        "classifier of the same classes for distillation; a distillation token learns from it alone (DeiT)",
+        excludes=_one_size("is given the pixels of images of one size"),
     )
-    distillation: Literal["soft", "hard"] = option("soft", help="distil the teacher's probabilities, or its decisions")
-    distillation_weight: Share = option(0.5, help="weight of the teacher in the loss")
-    distillation_temperature: Positive = option(1.0, help="temperature of soft distillation")
-    label_smoothing: Share = option(0.1, help="fraction of the target spread over all classes")
+    distillation: Literal["soft", "hard"] = option(
+        "soft", "distil the teacher's probabilities, or its decisions", needs="teacher"
+    )
+    distillation_weight: Share = option(0.5, "weight of the teacher in the loss", needs="teacher")
+    distillation_temperature: Positive = option(1.0, "temperature of soft distillation", needs="teacher")
+    label_smoothing: Share = option(0.1, "fraction of the target spread over all classes")
 
 
 @dataclass(kw_only=True)
@@ -414,27 +513,29 @@ class TransformOptions(Group):
     """Augmentation of single images."""
 
     crop_scale: Part = option(
-        1.0, help="smallest fraction of the area that a random crop keeps; 1: resize and crop like the image processor"
+        1.0, "smallest fraction of the area that a random crop keeps; 1: resize and crop like the image processor"
     )
     resize_to: Pixels | None = option(
-        None, help="resize to this many pixels, then take a random crop of the model's size"
+        None, "resize to this many pixels, then take a random crop of the model's size", excludes=CUTS
     )
     crop_padding: Natural = option(
-        0, help="resize the shorter edge, pad with this many pixels, then take a random crop of the model's size"
+        0,
+        "resize the shorter edge, pad with this many pixels, then take a random crop of the model's size",
+        excludes=CUTS,
     )
-    horizontal_flip: Share = option(0.0, help="probability of the operation")
+    horizontal_flip: Share = option(0.0, "probability of the operation")
     augmentation: Literal["none", "affine", "randaugment", "autoaugment", "trivialaugment", "threeaugment"] = option(
-        "none", help="affine: for characters"
+        "none", "affine: for characters"
     )
     magnitude_scale: Literal["timm_increasing", "timm", "big_vision", "torchvision"] = option(
-        "timm_increasing", help="package whose randaugment is used: its operations, and the strength of a magnitude"
+        "timm_increasing", "package whose randaugment is used: its operations, and the strength of a magnitude"
     )
-    magnitude: Magnitude = option(9, help="magnitude of randaugment; full strength at 10, in torchvision at 30")
-    magnitude_std: Amount = option(0.0, help="standard deviation of the magnitude, with the scales of timm")
-    augmentation_layers: Natural = option(2, help="operations per image of randaugment")
-    random_erasing: Share = option(0.0, help="probability of the operation")
+    magnitude: Magnitude = option(9, "magnitude of randaugment; full strength at 10, in torchvision at 30")
+    magnitude_std: Amount = option(0.0, "standard deviation of the magnitude, with the scales of timm")
+    augmentation_layers: Natural = option(2, "operations per image of randaugment")
+    random_erasing: Share = option(0.0, "probability of the operation")
     random_erasing_mode: Literal["mean", "pixel"] = option(
-        "mean", help="erase with the mean colour, or with normal noise in each pixel"
+        "mean", "erase with the mean colour, or with normal noise in each pixel"
     )
 
 
@@ -445,18 +546,29 @@ class AugmentationOptions(TransformOptions):
     _argument_group_name: ClassVar[str] = "augmentation"
 
     initial_image_size: Pixels | None = option(
-        None, help="shorter edge of the first training images, which then grow to the model's size (default: that size)"
+        None,
+        "shorter edge of the first training images, which then grow to the model's size (default: that size)",
+        excludes=SIZED,
     )
-    growth_epochs: Amount | None = option(None, help="epochs after which they have that size")
+    growth_epochs: Amount | None = option(None, "epochs after which they have that size", needs="initial_image_size")
     repeated_augmentation: Count = option(
-        1, help="differently augmented copies of an image in a batch; an epoch has that many times fewer images"
+        1,
+        "differently augmented copies of an image in a batch; an epoch has that many times fewer images",
+        excludes={"streaming": "A stream gives each image once: omit --streaming, or set --repeated_augmentation 1."},
     )
-    mixup: Amount = option(0.0, help="alpha of mixup; 0: off")
-    cutmix: Amount = option(0.0, help="alpha of CutMix; 0: off")
-    mixup_probability: Share = option(1.0, help="probability that the images of a step are blended")
-    switch_probability: Share = option(0.5, help="probability of CutMix instead of mixup, where both are on")
+    mixup: Amount = option(0.0, "alpha of mixup; 0: off", excludes=BLENDS)
+    cutmix: Amount = option(0.0, "alpha of CutMix; 0: off", excludes=BLENDS)
+    mixup_probability: Share = option(1.0, "probability that the images of a step are blended", needs="mixup|cutmix")
+    switch_probability: Share = option(
+        0.5,
+        "probability of CutMix instead of mixup, where both are on",
+        needs="mixup|cutmix",
+        excludes=dict.fromkeys(
+            ("mixup=0", "cutmix=0"), "Without both mixup and cutmix, {names} has no effect: omit it."
+        ),
+    )
     mixup_off_epoch: Amount | None = option(
-        None, help="epochs after which images are no longer blended (default: never)"
+        None, "epochs after which images are no longer blended (default: never)", needs="mixup|cutmix"
     )
 
 
@@ -468,34 +580,39 @@ class RunOptions(FolderOptions):
 
     best_metric: str | None = option(
         None,
-        help="result on the validation split by which the best weights are selected: accuracy, loss, "
+        "result on the validation split by which the best weights are selected: accuracy, loss, "
         "balanced_accuracy, macro_f1, calibration_error; mean_average_precision, micro_f1; mean_absolute_error, r2 "
         "(default: accuracy; with several labels mean_average_precision; regression loss)",
     )
     early_stopping: Count | None = option(
-        None, help="stop after this many evaluations in a row without a better best_metric"
+        None, "stop after this many evaluations in a row without a better best_metric"
     )
-    eval_batch_size: Count = option(64, help="images per evaluation batch, in each process")
-    report: bool = option(True, help="write a report with curves, confusion matrix and mistakes to output_dir/report")
+    eval_batch_size: Count = option(64, "images per evaluation batch, in each process")
+    report: bool = option(True, "write a report with curves, confusion matrix and mistakes to output_dir/report")
     picture_every: Amount = option(
-        5.0, help="epochs between snapshots of attention and positions for the report; 0: none"
+        5.0, "epochs between snapshots of attention and positions for the report; 0: none", needs="report"
     )
-    dry_run: bool = option(False, help="print the plan and its requirements, and write nothing")
+    dry_run: bool = option(False, "print the plan and its requirements, and write nothing")
     show_batch: str | None = option(
-        None, help="PNG file: with --dry_run, draw the first training batch as the model gets it, with its labels"
+        None,
+        "PNG file: with --dry_run, draw the first training batch as the model gets it, with its labels",
+        needs="dry_run",
     )
     overfit_batch: Count | None = option(
-        None, help="train this many steps on the images of one batch, say how well they are learnt, and write nothing"
+        None,
+        "train this many steps on the images of one batch, say how well they are learnt, and write nothing",
+        excludes={"dry_run": GIVE_ONE.format("dry_run")},
     )
     lr_find: str | None = option(
         None,
-        help="PNG file: draw the losses of 100 steps with rising learning rates, suggest one, and write nothing else",
+        "PNG file: draw the losses of 100 steps with rising learning rates, suggest one, and write nothing else",
+        excludes={name: GIVE_ONE.format(name) for name in ("dry_run", "overfit_batch")},
     )
     license: str | None = option(
-        None, help="licence of the weights, for the model card (default: as in the card of the source)"
+        None, "licence of the weights, for the model card (default: as in the card of the source)"
     )
-    push_to_hub: str | None = option(None, help="repository to upload the result to (user/name)")
-    hub_private: bool = option(False, help="make that repository private")
+    push_to_hub: str | None = option(None, "repository to upload the result to (user/name)")
+    hub_private: bool = option(False, "make that repository private", needs="push_to_hub")
 
 
 @dataclass(kw_only=True)
@@ -674,43 +791,22 @@ def as_yaml(arguments: Any) -> str:
     return yaml.safe_dump(values, sort_keys=False)
 
 
-# Options that have an effect only with mixup or CutMix.
-MIXING = ("mixup_probability", "switch_probability", "mixup_off_epoch")
-# Options that have an effect only with some schedules.
-SCHEDULE_OPTIONS = {
-    "restarts": ("cosine",),
-    "cooldown_steps": ("constant", "inverse_sqrt"),
-    "plateau_patience": ("plateau",),
-    "plateau_factor": ("plateau",),
-}
-DESCENDING = ("cosine", "linear", "plateau")  # schedules that min_learning_rate ends
-# Options that are for images of one size, and why.
-ONE_SIZE = {
-    "mixup": "blends images pixel by pixel",
-    "cutmix": "blends images pixel by pixel",
-    "teacher": "is given the pixels of images of one size",
-    "image_size": "is one size of all images",
-    "test_size": "is one size of all images",
-    "initial_image_size": "is one size of all images",
-    "test_crop": "cuts images to one size",
-    "resize_to": "cuts images to one size",
-    "crop_padding": "cuts images to one size",
-    "compile": "compiles the model for one size",
-}
-RECORDING_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile, which record CUDA graphs
-# Options that have an effect only together with another one.
-COMPANIONS = {
-    "from_scratch": ("initialization",),
-    "teacher": ("distillation", "distillation_weight", "distillation_temperature"),
-    "lora_rank": ("lora_alpha", "lora_targets"),
-    "native_aspect_ratio": ("max_num_patches",),
-    "streaming": ("stream_images", "stream_buffer"),
-    "report": ("picture_every",),
-    "dry_run": ("show_batch",),
-    "compile": ("compile_mode",),
-    "initial_image_size": ("growth_epochs",),
-    "push_to_hub": ("hub_private",),
-}
+def is_met(condition: str, arguments: Any) -> bool:
+    """Return whether the options meet a condition of a rule."""
+    names, _, values = condition.partition("=")
+    if values:
+        return _as_text(getattr(arguments, names, None)) in values.split("|")
+    return any(getattr(arguments, name, None) for name in names.split("|"))
+
+
+def _as_text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def idle_options(arguments: Any) -> set[str]:
+    """Return the names of the options that have no effect without others."""
+    needs = {each.name: each.metadata["help"].needs for each in dataclasses.fields(arguments)}
+    return {name for name, condition in needs.items() if condition and not is_met(condition, arguments)}
 
 
 def check_options(arguments: Any) -> None:
@@ -719,89 +815,32 @@ def check_options(arguments: Any) -> None:
     Raises:
         TrainingError: There are such options.
     """
-    if arguments.steps is not None and arguments.epochs is not None:
-        raise TrainingError(f"Both steps ({arguments.steps}) and epochs ({arguments.epochs:g}) are given: give one.")
-    trials = [name for name in ("dry_run", "overfit_batch", "lr_find") if getattr(arguments, name, None)]
-    if len(trials) > 1:
-        raise TrainingError(f"Both {trials[0]} and {trials[1]} are given: give one.")
-    _check_rates(arguments)
-    _check_gradients(arguments)
-    _check_precision(arguments)
-    _check_recording(arguments)
-    if getattr(arguments, "bce_target_threshold", None) is not None and arguments.loss in (None, "cross_entropy"):
-        raise TrainingError(
-            "With the loss cross_entropy, bce_target_threshold has no effect: omit it, or set --loss bce."
-        )
-    for name in ("from_scratch", "head_bias"):
-        if getattr(arguments, "keep_head", False) and getattr(arguments, name) not in (None, False):
-            raise TrainingError(f"{name} is for a new head: omit it, or keep_head.")
-    defaults = {each.name: each.default for each in dataclasses.fields(arguments)}
-    if "mixup" in defaults:
-        changed = [name for name in MIXING if getattr(arguments, name) != defaults[name]]
-        if changed and not (arguments.mixup or arguments.cutmix):
-            raise TrainingError(f"Without mixup or cutmix, {', '.join(changed)} has no effect: omit it.")
-        if "switch_probability" in changed and not (arguments.mixup and arguments.cutmix):
-            raise TrainingError("Without both mixup and cutmix, switch_probability has no effect: omit it.")
-    if getattr(arguments, "native_aspect_ratio", False):
-        for name in filter(partial(getattr, arguments), ONE_SIZE):
-            raise TrainingError(
-                f"With native_aspect_ratio images have many sizes, and {name} {ONE_SIZE[name]}: omit it."
-            )
-    for name, companions in ((name, each) for name, each in COMPANIONS.items() if name in defaults):
-        useless = [each for each in companions if getattr(arguments, each) not in (defaults[each], [])]
-        if not getattr(arguments, name) and useless:
-            raise TrainingError(f"Without {name}, {', '.join(useless)} has no effect: omit it, or give --{name}.")
-
-
-def _check_gradients(arguments: Any) -> None:
-    """Refuse changes of gradients that sharded weights or scaled losses do not allow."""
-    if arguments.clip_mode == "agc" and not arguments.max_grad_norm:
-        raise TrainingError("With max_grad_norm 0, clip_mode has no effect: omit it, or set --max_grad_norm 0.01.")
-    changed = {"clip_mode agc": arguments.clip_mode == "agc", "sharpness_radius": arguments.sharpness_radius}
-    for name in (name for name, is_on in changed.items() if is_on):
-        if getattr(arguments, "shard", False):
-            raise TrainingError(f"{name} needs the whole weights in each process: omit --shard, or {name}.")
-        if arguments.mixed_precision == "fp16":
-            raise TrainingError(f"{name} does not know the scale of fp16 gradients: use --mixed_precision bf16.")
-
-
-def _check_precision(arguments: Any) -> None:
-    """Refuse copies of weights that are not used, or that another option makes by itself."""
-    if arguments.param_dtype == "float32":
-        return
-    if arguments.mixed_precision != "bf16":
-        raise TrainingError("param_dtype bf16 needs mixed_precision bf16: add --mixed_precision bf16.")
-    for name in ("shard", "compile"):
-        if getattr(arguments, name, False):
-            raise TrainingError(f"With {name}, weights are cast once as it is: omit --param_dtype.")
-
-
-def _check_recording(arguments: Any) -> None:
-    """Refuse modes of the compiler that record CUDA graphs where something else would write to their memory."""
-    if (mode := getattr(arguments, "compile_mode", "default")) not in RECORDING_MODES:
-        return
-    if arguments.gradient_accumulation_steps > 1 or arguments.auto_micro_batch:
-        raise TrainingError(
-            f"compile_mode {mode} overwrites the gradients of a micro-batch with those of the next: use one per step, "
-            "or another mode."
-        )
-    if arguments.shard:
-        raise TrainingError(f"compile_mode {mode} may read weights that --shard has moved: omit one of them.")
-
-
-def _check_rates(arguments: Any) -> None:
-    """Refuse a lowest learning rate that is not reached, and betas that are none."""
-    lowest, peak, schedule = arguments.lowest_learning_rate, arguments.peak_learning_rate, arguments.schedule
+    idle = idle_options(arguments)
+    faults: dict[str, list[str]] = {}  # the options that break a rule, by the error
+    for each in dataclasses.fields(arguments):
+        if getattr(arguments, each.name) in (each.default, []):
+            continue
+        if each.name in idle:
+            faults.setdefault(_without_needs(each.metadata["help"].needs, arguments), []).append(each.name)
+        for condition, text in each.metadata["help"].excludes.items():
+            if is_met(condition, arguments):
+                value, other = getattr(arguments, each.name), getattr(arguments, condition.partition("=")[0])
+                text = text.replace("{value}", _as_text(value)).replace("{other}", _as_text(other))
+                faults.setdefault(text, []).append(each.name)
+    for text, names in faults.items():
+        raise TrainingError(text.replace("{names}", ", ".join(names)))
+    lowest, peak = arguments.lowest_learning_rate, arguments.peak_learning_rate
     if lowest > peak:
         raise TrainingError(f"min_learning_rate is {lowest:g}, above the peak of {peak:g}: give a lower one.")
-    if lowest and schedule not in DESCENDING:
-        raise TrainingError(f"The schedule {schedule} does not end at min_learning_rate: set it to 0, or use cosine.")
-    defaults = {each.name: each.default for each in dataclasses.fields(arguments)}
-    for name, schedules in SCHEDULE_OPTIONS.items():
-        if getattr(arguments, name) != defaults[name] and schedule not in schedules:
-            raise TrainingError(
-                f"With the schedule {schedule}, {name} has no effect: omit it, or set --schedule {schedules[0]}."
-            )
     betas = arguments.betas
     if betas is not None and len(betas) != 2:
         raise TrainingError(f"betas is {betas}: expected two numbers from 0 to less than 1, such as 0.9 0.999.")
+
+
+def _without_needs(condition: str, arguments: Any) -> str:
+    names, _, values = condition.partition("=")
+    if values:
+        lacking, remedy = f"With the {names} {getattr(arguments, names)}", f"set --{names} {values.split('|')[0]}"
+    else:
+        lacking, remedy = f"Without {names.replace('|', ' or ')}", f"give --{names.split('|')[0]}"
+    return f"{lacking}, {{names}} has no effect: omit it, or {remedy}."

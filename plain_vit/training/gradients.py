@@ -35,13 +35,13 @@ def _norms(values: torch.Tensor) -> torch.Tensor:
 
 
 def repeat_uphill(
-    model: nn.Module, losses: Sequence[Callable[[], torch.Tensor]], accelerator: Accelerator, radius: float
+    model: nn.Module, closures: Sequence[Callable[[], torch.Tensor]], accelerator: Accelerator, radius: float
 ) -> None:
     """Replace the gradients by those at the weights where the loss is highest nearby (SAM; Foret et al. 2021).
 
     Args:
         model: prepared model with the gradients of a whole step, over all processes; its weights stay as they are.
-        losses: compute the losses of the micro-batches of the step again.
+        closures: compute the losses of the micro-batches of the step again.
         accelerator: accelerator of the run.
         radius: distance to these weights.
     """
@@ -54,10 +54,10 @@ def repeat_uphill(
             weight.add_(gradient * scale)
     for weight in weights:
         weight.grad = None
-    for place, loss in enumerate(losses):
-        is_last = place == len(losses) - 1
+    for place, closure in enumerate(closures):
+        is_last = place == len(closures) - 1
         with nullcontext() if is_last else accelerator.no_sync(model):
-            accelerator.backward(loss())
+            accelerator.backward(closure())
     with torch.no_grad():
         for weight, kept in zip(weights, before, strict=True):
             weight.copy_(kept)

@@ -75,7 +75,7 @@ class Learner:
         if shard:
             check_optimizer(self.make_optimizer, accelerator)
         self.sharded: ShardedState | None = None
-        self.losses: list[Callable[[], torch.Tensor]] = []  # of the micro-batches of the current step
+        self.closures: list[Callable[[], torch.Tensor]] = []  # of the micro-batches of the current step
 
     def prepare(self) -> None:
         """Compile and shard if requested, and let Accelerate wrap the rest.
@@ -119,19 +119,19 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
 
-    def learn(self, loss: torch.Tensor, again: Callable[[], torch.Tensor]) -> None:
+    def learn(self, loss: torch.Tensor, closure: Callable[[], torch.Tensor]) -> None:
         """Accumulate the gradients of a micro-batch, and update the weights with the last one of a step.
 
         Args:
             loss: mean loss of the micro-batch.
-            again: computes it again, with changed weights.
+            closure: computes it again, with changed weights.
         """
         self.accelerator.backward(loss)
-        self.losses.append(again)
+        self.closures.append(closure)
         if self.accelerator.sync_gradients:
             if self.options.sharpness_radius:
-                repeat_uphill(self.model, self.losses, self.accelerator, self.options.sharpness_radius)
-            self.losses.clear()
+                repeat_uphill(self.model, self.closures, self.accelerator, self.options.sharpness_radius)
+            self.closures.clear()
             self._clip()
         self.optimizer.step()
         self.optimizer.zero_grad()

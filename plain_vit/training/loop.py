@@ -58,7 +58,7 @@ BEST_MODELS = "best_models"  # folder of the models with the best scores, by ste
 DELETED = ".deleted-"  # beginning of the name of such a model while it is deleted
 
 
-class Judged(Protocol):
+class Result(Protocol):
     """Result of an evaluation: values by name, including `loss`, and the number of images."""
 
     @property
@@ -68,18 +68,18 @@ class Judged(Protocol):
     def count(self) -> int: ...
 
 
-Result = TypeVar("Result", bound=Judged)
+ResultT = TypeVar("ResultT", bound=Result)
 
 
 @dataclass(frozen=True)
 class Means:
-    """Mean values over a split, the same in every process; see `Judged`."""
+    """Mean values over a split, the same in every process; see `Result`."""
 
     values: Mapping[str, float]
     count: int
 
 
-class Task(ABC, Generic[Result]):
+class Task(ABC, Generic[ResultT]):
     """Task of the loop: its loss, its evaluation, and how the model is saved.
 
     `measures` names the values summed over the images of a batch besides the loss, each with its count per image.
@@ -104,7 +104,7 @@ class Task(ABC, Generic[Result]):
         """Return the mean training loss of a batch, and the sum of each measure over its images."""
 
     @abstractmethod
-    def evaluate(self, model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator, *, size: int) -> Result:
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator, *, size: int) -> ResultT:
         """Evaluate the model on a split of this size, each image once."""
 
     @abstractmethod
@@ -226,7 +226,7 @@ class Stopped(Exception):
         self.signal = signal
 
 
-class Loop(Generic[Result]):
+class Loop(Generic[ResultT]):
     """A training run: it trains a learner on a task by a schedule, and records it in a folder.
 
     Everything random in a step is a function of the seed and the step, so that a resumed run repeats it.
@@ -244,7 +244,7 @@ class Loop(Generic[Result]):
 
     def __init__(
         self,
-        task: Task[Result],
+        task: Task[ResultT],
         learner: Learner,
         schedule: Schedule,
         run: RunFolder,
@@ -278,7 +278,7 @@ class Loop(Generic[Result]):
         self.evaluation_due = False  # after the current step
         self.reductions = 0  # of the learning rate, with the schedule plateau
         self.best: list[tuple[float, int]] = []  # scores and steps of the models kept, the best first
-        self.result: Result | None = None  # on the watched split, of the weights after step `result_step`
+        self.result: ResultT | None = None  # on the watched split, of the weights after step `result_step`
         self.result_step = -1
         self.exchange = StepExchange(self.accelerator)
         self.draws: bool | None = None  # random numbers of each process, such as dropout; unknown before the first step
@@ -407,16 +407,16 @@ class Loop(Generic[Result]):
     # The run.
 
     def train(
-        self, batches: Iterable[Batch], watched: DataLoader, look: Callable[[int, nn.Module], None] | None = None
+        self, batches: Iterable[Batch], watched: DataLoader, on_step: Callable[[int, nn.Module], None] | None = None
     ) -> None:
         """Take the remaining steps, until early stopping or a signal ends the run.
 
         Args:
             batches: micro-batches of this process, starting at the current step.
             watched: prepared loader of the split that is evaluated during training.
-            look: called with the number of steps and the model to evaluate, before the first and after each step.
+            on_step: called with the number of steps and the model to evaluate, before the first and after each step.
         """
-        self.watched, self.look = watched, look or (lambda step, model: None)
+        self.watched, self.on_step = watched, on_step or (lambda step, model: None)
         self.stream = batches if isinstance(batches, StreamedBatches) else None
         total, images = self.schedule.total_steps, self.options.batch_size
         is_main = self.accelerator.is_main_process
@@ -430,7 +430,7 @@ class Loop(Generic[Result]):
             self.bar.say(remark)
         with self.bar, StopRequest() as self.stop, explain_out_of_memory():
             if self.step == 0:
-                self.look(0, self.learner.model)
+                self.on_step(0, self.learner.model)
             if self.evaluation_due:  # the run was stopped before it, or in it
                 self._finish_step(stop=0)
             train_mode(self.learner.model)
@@ -461,8 +461,7 @@ class Loop(Generic[Result]):
         """Return the learning rate of this step as a fraction of its peak."""
         options, schedule = self.options, self.schedule
         factor = scheduled_rate(options, self.step, total=schedule.total_steps, warmup=schedule.warmup_steps)
-        lowest = options.lowest_learning_rate / options.peak_learning_rate if options.min_learning_rate else 0.0
-        return max(factor * options.plateau_factor**self.reductions, min(factor, lowest))
+        return max(factor * options.plateau_factor**self.reductions, min(factor, options.lowest_factor))
 
     def _learn(self, batch: Batch, part: int) -> None:
         """Accumulate the gradients of one micro-batch; the last one of a step updates the weights."""
@@ -477,7 +476,7 @@ class Loop(Generic[Result]):
             fast_steps(self.learner.model),
         ):
             loss, sums = self._loss(batch, first)
-            self.learner.learn(loss, again=lambda: self._loss(batch, first)[0])
+            self.learner.learn(loss, closure=lambda: self._loss(batch, first)[0])
         if self.draws is None:
             now = generator_states(accelerator.device)
             self.draws = not all(map(torch.equal, states, now))
@@ -503,7 +502,7 @@ class Loop(Generic[Result]):
         due = logs or self.evaluation_due or self._saves
         stop, bad_step = self.exchange.after(self.step, self.stop.signal, due=due)
         if bad_step is not None:
-            raise TrainingError(f"The loss of step {bad_step} is not finite: {self._what_is_left()}")
+            raise TrainingError(f"The loss of step {bad_step} is not finite: {self._recovery_hint()}")
         if logs:
             self._log()
         self._finish_step(stop)
@@ -518,7 +517,7 @@ class Loop(Generic[Result]):
             stop = self._evaluate()
         if not self.evaluation_due:
             with self.bar.pause():
-                self.look(self.step, self.learner.evaluated)
+                self.on_step(self.step, self.learner.evaluated)
         if stop:
             self._leave(stop)
         if self._saves:
@@ -534,7 +533,7 @@ class Loop(Generic[Result]):
         self.bar.say(f"Stopped after step {self.step} of {self.schedule.total_steps}: continue with --resume.")
         sys.exit(128 + signal)
 
-    def _what_is_left(self) -> str:
+    def _recovery_hint(self) -> str:
         self.run.finish_saving()
         checkpoint = self.run.newest_checkpoint()
         left, where = "there is no checkpoint", "in this folder again"
@@ -577,7 +576,7 @@ class Loop(Generic[Result]):
         learnt = self._means(self.since_evaluation)
         if not all(map(math.isfinite, result.values.values())):
             raise TrainingError(
-                f"The {name} results after step {self.step} are not finite ({result.values}): {self._what_is_left()}"
+                f"The {name} results after step {self.step} are not finite ({result.values}): {self._recovery_hint()}"
             )
         self.result, self.result_step = result, self.step
         train_mode(self.learner.model)
@@ -603,7 +602,7 @@ class Loop(Generic[Result]):
             self.reductions += 1
         return 0
 
-    def _judge(self, model: nn.Module, batches: Iterable[Batch], size: int) -> Result:
+    def _judge(self, model: nn.Module, batches: Iterable[Batch], size: int) -> ResultT:
         with tf32(enabled=False):
             return self.task.evaluate(model, self.in_evaluation.watch(batches), self.accelerator, size=size)
 
@@ -687,7 +686,7 @@ class Loop(Generic[Result]):
 
     def _save_checkpoint(self) -> None:
         if not self.learner.is_finite():
-            raise TrainingError(f"The weights after step {self.step} are not finite: {self._what_is_left()}")
+            raise TrainingError(f"The weights after step {self.step} are not finite: {self._recovery_hint()}")
         self.run.require_space(self.checkpoint_size, "the next checkpoint")
         self.learner.share_buffers()
         positions = [] if self.stream is None else [[part, *of] for part, of in self.stream.positions.items()]
@@ -729,7 +728,7 @@ class Loop(Generic[Result]):
         chosen = self.task.reopen(self.run.path / BEST)
         return self.accelerator.prepare_model(chosen, evaluation_mode=True).eval()
 
-    def judge(self, model: nn.Module, loader: DataLoader) -> Result:
+    def judge(self, model: nn.Module, loader: DataLoader) -> ResultT:
         """Evaluate a model, unless the loop has just evaluated it on the same split."""
         current = self.result_step == self.step and model is self.learner.evaluated and loader is self.watched
         if self.result is not None and current:

@@ -1,7 +1,7 @@
 """Accuracy, loss and calibration of a classifier, over any number of processes, offline."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -162,7 +162,7 @@ class Evaluation:
         }
 
 
-# The values of an evaluation by which weights can be selected.
+# The values of an evaluation by which weights can be selected; the first one is the default.
 METRICS = ("accuracy", "loss", "balanced_accuracy", "macro_f1", "calibration_error")
 LOWER_IS_BETTER = frozenset({"loss", "calibration_error", "mean_absolute_error"})
 
@@ -219,18 +219,22 @@ def predictions_table(evaluation: Evaluation, images: Sequence[str], class_names
 
 
 @torch.no_grad()
-def evaluate_classifier(
-    model: nn.Module, loader: Iterable[Mapping[str, torch.Tensor]], accelerator: Accelerator, *, size: int
-) -> Evaluation:
-    """Evaluate a classifier on a whole split, each image once.
-
-    Logits are not kept: memory does not grow with the number of classes times images.
+def gather_results(
+    model: nn.Module,
+    loader: Iterable[Mapping[str, torch.Tensor]],
+    accelerator: Accelerator,
+    judge: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]],
+    *,
+    size: int,
+) -> list[torch.Tensor]:
+    """Return what `judge` keeps of the logits and labels of each batch, from all processes, one after the other.
 
     Args:
         model: maps its inputs to an output with `logits`; left in evaluation mode.
         loader: prepared loader, or an iterator over it; batches of the model's inputs and `labels`, in the order of
             the split.
         accelerator: gathers the results of the processes.
+        judge: maps logits in float32 and labels, both with images as the first dimension, to tensors that have it too.
         size: number of images of the split.
 
     Raises:
@@ -239,10 +243,29 @@ def evaluate_classifier(
     model.eval()
     parts = []
     for batch in loader:
-        output = model(**model_inputs(batch))
-        logits = output.logits.float().to(batch["labels"].device)  # those of a graph in an engine are on the CPU
-        parts.append(accelerator.gather_for_metrics(judge_logits(logits, batch["labels"])))
-    classes, values = (torch.cat(each) for each in zip(*parts, strict=True))
-    if len(classes) != size:
-        raise TrainingError(f"{len(classes)} images were evaluated, but the set has {size}.")
-    return evaluation_of(classes, values)
+        logits = model(**model_inputs(batch)).logits.float()
+        logits = logits.to(batch["labels"].device)  # those of a graph in an engine are on the CPU
+        parts.append(accelerator.gather_for_metrics(judge(logits, batch["labels"])))
+    results = [torch.cat(each) for each in zip(*parts, strict=True)]
+    if len(results[0]) != size:
+        raise TrainingError(f"{len(results[0])} images were evaluated, but the set has {size}.")
+    return results
+
+
+def evaluate_classifier(
+    model: nn.Module, loader: Iterable[Mapping[str, torch.Tensor]], accelerator: Accelerator, *, size: int
+) -> Evaluation:
+    """Evaluate a classifier on a whole split, each image once.
+
+    Logits are not kept: memory does not grow with the number of classes times images.
+
+    Args:
+        model: see `gather_results`, like the others.
+        loader: batches with `labels` [B].
+        accelerator: of the run.
+        size: number of images of the split.
+
+    Raises:
+        TrainingError: The processes returned another number of images.
+    """
+    return evaluation_of(*gather_results(model, loader, accelerator, judge_logits, size=size))

@@ -156,6 +156,14 @@ def check_positions(config: PlainViTConfig, option: str) -> None:
         )
 
 
+def one_size_error(kind: type, option: str) -> TrainingError:
+    """Return the error of a model of another class that does not take the images of an option."""
+    return TrainingError(
+        f"{kind.__name__} takes images of one size: omit {option}, or convert the model to a plain ViT with `plain-vit "
+        "convert` first."
+    )
+
+
 def _rebuilt(model: PreTrainedModel, config: PreTrainedConfig, *, fresh: bool) -> PreTrainedModel:
     """Return a model with a changed config and the same weights, or fresh ones; positions are resampled to its grid."""
     try:
@@ -258,10 +266,7 @@ def with_test_size(processor: Any, model: nn.Module, image_size: tuple[int, int]
         except ValueError as error:
             raise TrainingError(f"The model cannot be evaluated at --test_size: {error}") from error
     elif hasattr(config, "image_size"):
-        raise TrainingError(
-            f"{type(config).__name__} takes images of one size: omit --test_size, or convert the model to a plain ViT "
-            "with `plain-vit convert` first."
-        )
+        raise one_size_error(type(config), "--test_size")
     return with_processed_size(processor, image_size)
 
 
@@ -278,10 +283,7 @@ def with_native_aspect_ratio(processor: Any, model: nn.Module, max_num_patches: 
     """
     config: Any = model.config
     if not isinstance(config, PlainViTConfig):
-        raise TrainingError(
-            f"{type(model).__name__} takes images of one size: omit --native_aspect_ratio, or convert the model to a "
-            "plain ViT with `plain-vit convert` first."
-        )
+        raise one_size_error(type(model), "--native_aspect_ratio")
     check_positions(config, "--native_aspect_ratio")
     (height, width), (rows, columns) = config.patch_shape, config.grid_size
     most = max_num_patches or max_num_patches_of(processor) or rows * columns
@@ -309,6 +311,13 @@ def _refusal_of_patches(model: Any, count: int) -> str:
     return ""
 
 
+def open_preset(name: str) -> tuple[PlainViTConfig, PlainViTImageProcessor]:
+    """Return the config of a preset such as `vit-base-patch16-224`, and an image processor of its size."""
+    config = PlainViTConfig.from_name(name)
+    height, width = config.image_shape
+    return config, PlainViTImageProcessor(size={"height": height, "width": width})
+
+
 def _open(
     source: str,
     label_names: list[str],
@@ -323,10 +332,7 @@ def _open(
             raise TrainingError(
                 f"{source} names an architecture without weights: add --from_scratch, or give a checkpoint."
             )
-        config = PlainViTConfig.from_name(source)
-        size = config.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        processor: Any = PlainViTImageProcessor(size={"height": height, "width": width})
+        config, processor = open_preset(source)
         return _fresh(PlainViTForImageClassification, config, label_names), processor
     if from_scratch and not hints and _model_type(source) is not None:
         with _explained(source):
@@ -428,7 +434,7 @@ def with_own_head(model: PreTrainedModel, label_names: list[str]) -> PreTrainedM
     Raises:
         TrainingError: It has other classes, or two of the same name.
     """
-    own = [str(name) for _, name in sorted((model.config.id2label or {}).items())]
+    own = names_of_classes(model.config)
     if sorted(own) != sorted(label_names) or len(set(own)) < len(own):
         raise TrainingError(
             f"The head is for {len(own)} classes ({listed(own)}), the data have {len(label_names)} "

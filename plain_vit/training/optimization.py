@@ -393,13 +393,12 @@ def learning_rate_factor(
 
 def scheduled_rate(options: StepOptions, step: int, *, total: int, warmup: int) -> float:
     """Return the learning rate of an optimizer step as a fraction of the peak learning rate of the options."""
-    minimum = options.lowest_learning_rate / options.peak_learning_rate if options.min_learning_rate else 0.0
     return learning_rate_factor(
         step,
         total=total,
         warmup=warmup,
         schedule=options.schedule,
-        minimum=minimum,
+        minimum=options.lowest_factor,
         restarts=options.restarts,
         cooldown=options.cooldown_steps,
     )
@@ -439,8 +438,6 @@ def average_of(model: nn.Module, decay: float, accelerator: Accelerator) -> Aver
     Raises:
         TrainingError: The weights are going to be sharded.
     """
-    if not 0 <= decay < 1:
-        raise TrainingError(f"ema_decay is {decay}: expected at least 0 and less than 1, such as 0.999.")
     check_undivided(accelerator, "A moving average", "omit --ema_decay")
     return MovingAverage(model, decay, accelerator.device)
 

@@ -45,8 +45,8 @@ class Places:
         self.keys = scramble(scramble(torch.arange(first, first + count, device=device) + GAP) ^ drawn)
 
 
-class PlacedUniform:
-    """Uniform numbers in [0, 1) for one layer; called like `torch.rand`, with the images as the first dimension.
+class LayerNumbers:
+    """Random numbers of one layer.
 
     Args:
         places: places of the images.
@@ -56,6 +56,10 @@ class PlacedUniform:
     def __init__(self, places: Places, layer: int) -> None:
         self.places = places
         self.salt = int(scramble(torch.tensor(layer + GAP)))
+
+
+class PlacedUniform(LayerNumbers):
+    """Uniform numbers in [0, 1) for one layer; called like `torch.rand`, with the images as the first dimension."""
 
     def __call__(self, images: int, *shape: int, device: torch.device) -> torch.Tensor:
         """Return numbers of shape (images, *shape)."""
@@ -67,17 +71,8 @@ class PlacedUniform:
         return ((numbers >> 8) * 2.0**-24).view(images, *shape)
 
 
-class StepUniform:
-    """Uniform numbers in [0, 1) for one layer that are the same for all images of a step; called like `torch.rand`.
-
-    Args:
-        places: places of the images.
-        layer: number of the layer among those that draw.
-    """
-
-    def __init__(self, places: Places, layer: int) -> None:
-        self.places = places
-        self.salt = int(scramble(torch.tensor(layer + GAP)))
+class StepUniform(LayerNumbers):
+    """Uniform numbers in [0, 1) for one layer that are the same for all images of a step; called like `torch.rand`."""
 
     def __call__(self, count: int, device: torch.device) -> torch.Tensor:
         """Return the numbers of the step, of shape (count,)."""

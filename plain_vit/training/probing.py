@@ -1,20 +1,33 @@
-"""Probes of frozen features: linear classifiers at many learning rates at once, few-shot ridge regression, kNN.
+"""Probes of frozen features: classifiers trained by descent, few-shot ridge regression, nearest neighbours.
 
-Legend: `N` images, `D` features, `K` classes, `P` probes (one for each learning rate), `Q` images to classify.
+A classifier is a linear layer on pooled features, or on what a learned query reads from the patch tokens (an attentive
+probe); one is trained for each learning rate, all at once. The tokens of a split are on disk, in float16; one batch of
+them is in memory at a time.
+
+Legend: `N` images, `L` patches, `D` features, `H` heads, `d` features of a head, `K` classes, `P` probes (one for each
+learning rate), `B` batch, `Q` images to classify.
 """
 
+import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from ..errors import DataError, TrainingError
+from ..files.staging import staged_file
+from ..heads_plain_vit import QueryPooler
+from ..modeling_plain_vit import PlainViTForImageClassification
 from ..system.extras import needs
 from .data.inputs import model_inputs
 from .models import head_of
@@ -24,6 +37,8 @@ with needs("plain-vit[train]"):
     from accelerate import Accelerator
 
 MOMENTUM = 0.9  # of SGD
+BETAS = (0.9, 0.95)  # of AdamW, as CAPI has them
+DEVIATIONS = {"sgd": 0.0, "lars": 0.01, "adamw": 0.02}  # of the initial weights; LARS would not move weights of norm 0
 BASE_BATCH_SIZE = 256  # images per step that learning rates are for
 # From DINOv2 (Oquab et al. 2023).
 LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
@@ -32,6 +47,8 @@ EPSILON = 1e-5  # added to deviations
 TEMPERATURE = 0.07  # of DINO's votes
 QUERIES, NEIGHBORS = 256, 16_384  # images compared with each other at a time
 TRUST = 0.001  # of LARS: norm of a gradient relative to that of the weights
+# The final norm of the tokens, without the one of pooled features.
+NORMS = {"after_pooling": "none", "both": "before_pooling"}
 
 
 @dataclass(frozen=True)
@@ -39,12 +56,26 @@ class Features:
     """Features of a split from a frozen model.
 
     Args:
-        values: [N, D], the inputs of its head, in float32.
+        values: the inputs of its head in float32 [N, D], or its patch tokens in float16 [N, L, D], mapped from a file.
         labels: [N].
     """
 
     values: torch.Tensor
     labels: torch.Tensor
+
+    def batches(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield values in float32 with their labels, in order."""
+        for values, labels in zip(self.values.split(size), self.labels.split(size), strict=True):
+            yield values.float(), labels
+
+    def statistics(self, batch_size: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and standard deviation of each feature over all images and their patches, in float32 [D]."""
+        sums = torch.zeros(2, self.values.shape[-1], dtype=torch.float64)
+        for values, _ in self.batches(batch_size):
+            flat = values.flatten(0, -2).double()
+            sums += torch.stack([flat.sum(dim=0), flat.square().sum(dim=0)])
+        mean, square = sums / self.values.shape[:-1].numel()
+        return mean.float(), (square - mean.square()).clamp(min=0).sqrt().float() + EPSILON
 
 
 def head_layer(model: PreTrainedModel) -> tuple[str, nn.Linear]:
@@ -78,116 +109,274 @@ def extract_features(
         TrainingError: The processes returned another number of images, or the model has no linear head.
     """
     read: list[torch.Tensor] = []
-    _, head = head_layer(model)
-    hook = head.register_forward_pre_hook(lambda layer, given: read.append(given[0]))
-    model.eval()
-    values, labels = [], []
+    hook = head_layer(model)[1].register_forward_pre_hook(lambda layer, given: read.append(given[0]))
+
+    def of_batch(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        model(**model_inputs(batch))
+        return read.pop().float(), batch["labels"]
+
     try:
-        for batch in loader:
-            with accelerator.autocast():
-                model(**model_inputs(batch))
-            of_batch, numbers = accelerator.gather_for_metrics((read.pop().float(), batch["labels"]))
-            values.append(of_batch.cpu())
-            labels.append(numbers.cpu())
+        values, labels = zip(*_gathered(model, of_batch, loader, accelerator, size), strict=True)
     finally:
         hook.remove()
-    features = Features(torch.cat(values), torch.cat(labels))
-    if len(features.labels) != size:
-        raise TrainingError(f"{len(features.labels)} images were processed, but the split has {size}.")
-    return features
+    return Features(torch.cat(values), torch.cat(labels))
+
+
+@torch.no_grad()
+def write_tokens(
+    model: PreTrainedModel, loader: Iterable[Mapping[str, Any]], accelerator: Accelerator, file: Path, *, size: int
+) -> None:
+    """Write the patch tokens of a split after the final norm, each image once, as a `.npy` file of the main process.
+
+    Args:
+        model: a plain ViT; left in evaluation mode.
+        loader: prepared by the accelerator; batches of `pixel_values`, in the order of the split.
+        accelerator: gathers the results of the processes.
+        file: path of the new file.
+        size: number of images of the split.
+
+    Raises:
+        TrainingError: The processes returned another number of images, or a value is too large for float16.
+    """
+    vit: Any = model.base_model
+
+    def of_batch(batch: Mapping[str, Any]) -> tuple[torch.Tensor]:
+        pixels = batch["pixel_values"]
+        states = vit(pixel_values=pixels).last_hidden_state
+        return (vit.tokens_to_map(states, *pixels.shape[-2:]).flatten(2).transpose(1, 2).half().contiguous(),)
+
+    with staged_file(file, force=True) if accelerator.is_main_process else nullcontext() as new:
+        stored: np.memmap | None = None
+        done = 0
+        for (tokens,) in _gathered(vit, of_batch, loader, accelerator, size):
+            if not tokens.isfinite().all():
+                raise TrainingError("Patch tokens are too large for float16, in which attentive probes store them.")
+            if new is not None and stored is None:
+                stored = np.lib.format.open_memmap(new, "w+", np.float16, (size, *tokens.shape[1:]))
+            if stored is not None:
+                stored[done : done + len(tokens)] = tokens.numpy()[: size - done]
+            done += len(tokens)
+        if stored is not None:
+            stored.flush()
+
+
+def _gathered(
+    model: nn.Module,
+    of_batch: Callable[[Mapping[str, Any]], tuple[torch.Tensor, ...]],
+    loader: Iterable[Mapping[str, Any]],
+    accelerator: Accelerator,
+    size: int,
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield what a model computes for the batches of all processes, on the CPU; refuse another number of images."""
+    model.eval()
+    done = 0
+    for batch in loader:
+        with accelerator.autocast():
+            computed = of_batch(batch)
+        gathered = tuple(each.cpu() for each in accelerator.gather_for_metrics(computed))
+        done += len(gathered[0])
+        yield gathered
+    if done != size:
+        raise TrainingError(f"{done} images were processed, but the split has {size}.")
+
+
+def open_tokens(file: Path, labels: torch.Tensor) -> Features:
+    """Map the patch tokens of a split from a file of `write_tokens`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that tensors can be written to, and this file cannot
+        return Features(torch.from_numpy(np.load(file, mmap_mode="r")), labels)
+
+
+@dataclass(frozen=True)
+class Query:
+    """The pooling of an attentive probe: the attention of one learned query.
+
+    Args:
+        heads: number of heads H.
+        query: [D].
+        key: weights of the keys [D, D]; keys have no bias, which would not change the attention.
+        value: weights of the values [D, D].
+        bias: added to the pooled values [D].
+    """
+
+    heads: int
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    bias: torch.Tensor
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the pooled values [B, D] of tokens [B, L, D]."""
+        return (
+            pool_by_query(tokens, self.query[None], self.key[None], self.value[None], heads=self.heads)[0] + self.bias
+        )
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A linear classifier of features.
+    """A linear classifier of features, or of tokens that a query pools.
 
     Args:
         learning_rate: peak learning rate, for 256 images per step.
         weight: [K, D].
         bias: [K].
+        pooling: what pools tokens; None for features.
     """
 
     learning_rate: float
     weight: torch.Tensor
     bias: torch.Tensor
+    pooling: Query | None = None
 
-    def accuracy(self, features: Features) -> float:
+    def logits(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the logits [B, K] of features [B, D], or of tokens [B, L, D]."""
+        return F.linear(values if self.pooling is None else self.pooling(values), self.weight, self.bias)
+
+    @torch.no_grad()
+    def accuracy(self, features: Features, batch_size: int = 256) -> float:
         """Return the accuracy."""
-        answers = F.linear(features.values, self.weight, self.bias).argmax(dim=1)
-        return (answers == features.labels).double().mean().item()
+        right = sum((self.logits(values).argmax(1) == labels).sum() for values, labels in features.batches(batch_size))
+        return int(right) / len(features.labels)
+
+
+def pool_by_query(
+    tokens: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, heads: int
+) -> torch.Tensor:
+    """Pool tokens by the attention of learned queries, one for each probe.
+
+    The query is taken through the weights of the keys, and the weighted mean of the tokens through those of the values:
+    the same numbers as with keys and values of all tokens, for D / H times fewer multiplications.
+
+    Args:
+        tokens: [B, L, D].
+        query: [P, D].
+        key: [P, D, D].
+        value: [P, D, D].
+        heads: number of heads H.
+
+    Returns:
+        Pooled values [P, B, D].
+    """
+    width = query.shape[1] // heads
+    asked = torch.einsum("phd,phdc->phc", query.unflatten(1, (heads, width)), key.unflatten(1, (heads, width)))
+    weights = (torch.einsum("blc,phc->pbhl", tokens, asked) * width**-0.5).softmax(dim=-1)
+    mixed = torch.einsum("pbhl,blc->pbhc", weights, tokens)
+    return torch.einsum("pbhc,phdc->pbhd", mixed, value.unflatten(1, (heads, width))).flatten(2)
 
 
 def train_probes(
     features: Features,
     classes: int,
     *,
+    heads: int | None = None,
     learning_rates: Sequence[float] = LEARNING_RATES,
     epochs: float = 10.0,
     batch_size: int = 256,
-    momentum: float = MOMENTUM,
     weight_decay: float = 0.0,
     optimizer: str = "sgd",
     warmup_epochs: float = 0.0,
     seed: int = 0,
 ) -> list[Probe]:
-    """Train one linear classifier for each learning rate, all on the same batches, with a cosine schedule.
+    """Train one classifier for each learning rate, all on the same batches, with a cosine schedule.
 
-    The features are standardised first, like with a batch norm without gain (MAE's probe); this is folded into the
-    returned probes, which take the raw features.
+    The features are standardised first, like with a batch norm without gain (the probes of MAE and AIM); this is folded
+    into the returned probes, which take the raw features.
 
     Args:
-        features: training features.
+        features: training features, or tokens.
         classes: number of classes.
+        heads: number of heads of the query that pools tokens, which divides their width; None for features.
         learning_rates: peak learning rates, for 256 images per step; they scale with `batch_size`.
         epochs: passes over the features.
         batch_size: images per step.
-        momentum: momentum of SGD.
-        weight_decay: weight decay.
-        optimizer: `sgd`, or `lars`: SGD with the gradient of each weight matrix scaled to its norm (You et al. 2017, as
-            in MAE's linear probe).
+        weight_decay: weight decay; not of the bias, except with `sgd`.
+        optimizer: of features: `sgd`, or `lars`: SGD with the gradient of each weight matrix scaled to its norm (You et
+            al. 2017, as in MAE's linear probe). Attentive probes are trained by AdamW.
         warmup_epochs: passes over the features during which the learning rates rise linearly.
-        seed: seed of the order and, with `lars`, of the initial weights, which are 0 with `sgd`.
+        seed: seed of the order and of the initial weights, which are 0 with `sgd`.
 
     Returns:
         The probes, in the order of the learning rates.
+
+    Source:
+        He et al. 2022 (MAE); El-Nouby et al. 2024 (AIM), section 4; Darcet et al. 2025 (CAPI): AdamW, many learning
+        rates at once.
     """
-    mean, std = features.values.mean(dim=0), features.values.std(dim=0, correction=0) + EPSILON
-    inputs = (features.values - mean) / std
-    count, width = inputs.shape
-    start = torch.zeros(classes, width)
-    if optimizer == "lars":  # would not move weights of norm 0
-        nn.init.trunc_normal_(start, std=0.01, generator=torch.Generator().manual_seed(seed))
-    weights: list[torch.Tensor] = [nn.Parameter(start.clone()) for _ in learning_rates]
-    biases: list[torch.Tensor] = [nn.Parameter(torch.zeros(classes)) for _ in learning_rates]
-    peaks = [rate * batch_size / BASE_BATCH_SIZE for rate in learning_rates]
-    groups = [
-        {"params": [weight, bias], "lr": peak, "peak_lr": peak}
-        for weight, bias, peak in zip(weights, biases, peaks, strict=True)
-    ]
-    descent = torch.optim.SGD(groups, momentum=momentum, weight_decay=0.0 if optimizer == "lars" else weight_decay)
+    optimizer = optimizer if heads is None else "adamw"
+    count, width = len(features.labels), features.values.shape[-1]
+    mean, std = features.statistics()
+    shapes: dict[str, tuple[int, ...]] = {"weight": (classes, width)}
+    if heads is not None:
+        shapes = {"query": (width,), "key": (width, width), "value": (width, width), **shapes}
+    generator = torch.Generator().manual_seed(seed)
+    start = {name: _initial(shape, DEVIATIONS[optimizer], generator) for name, shape in shapes.items()}
+    start["bias"] = torch.zeros(classes)
+    probes = [{name: nn.Parameter(value.clone()) for name, value in start.items()} for _ in learning_rates]
+    descent = _make_optimizer(optimizer, probes, learning_rates, batch_size, weight_decay)
     total = max(1, math.ceil(epochs * count / batch_size))
     warmup = min(total, round(warmup_epochs * count / batch_size))
+    schedule = LambdaLR(descent, lambda step: learning_rate_factor(step, total=total, warmup=warmup, schedule="cosine"))
     orders = (np.random.default_rng((seed, epoch)).permutation(count) for epoch in range(math.ceil(epochs) + 1))
     order = torch.from_numpy(np.concatenate(list(orders)))
     for step in range(total):
-        rows = order[step * batch_size : (step + 1) * batch_size]
-        for group in descent.param_groups:
-            factor = learning_rate_factor(step, total=total, warmup=warmup, schedule="cosine")
-            group["lr"] = group["peak_lr"] * factor
-        logits = torch.einsum("bd,pkd->pbk", inputs[rows], torch.stack(weights)) + torch.stack(biases)[:, None]
-        targets = features.labels[rows].expand(len(weights), -1)
+        rows = order[step * batch_size : (step + 1) * batch_size].sort().values  # in the order of the file
+        inputs = (features.values[rows].float() - mean) / std
+        stacked = {name: torch.stack([probe[name] for probe in probes]) for name in start}
+        weight, bias = stacked.pop("weight"), stacked.pop("bias")
+        if heads is None:
+            logits = torch.einsum("bd,pkd->pbk", inputs, weight) + bias[:, None]
+        else:
+            logits = torch.einsum("pbd,pkd->pbk", pool_by_query(inputs, **stacked, heads=heads), weight) + bias[:, None]
+        targets = features.labels[rows].expand(len(probes), -1)
         # The sum over the probes, which are independent.
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / len(rows)
+        descent.zero_grad()
         loss.backward()
         if optimizer == "lars":
-            for weight in weights:
-                _adapt_gradient(weight, weight_decay)
+            for probe in probes:
+                _adapt_gradient(probe["weight"], weight_decay)
         descent.step()
-        descent.zero_grad()
+        schedule.step()
     return [
-        Probe(rate, weight.detach() / std, bias.detach() - (weight.detach() / std) @ mean)
-        for rate, weight, bias in zip(learning_rates, weights, biases, strict=True)
+        _for_raw_features(rate, heads, {name: value.detach() for name, value in probe.items()}, mean, std)
+        for rate, probe in zip(learning_rates, probes, strict=True)
     ]
+
+
+def _initial(shape: tuple[int, ...], deviation: float, generator: torch.Generator) -> torch.Tensor:
+    start = torch.zeros(shape)
+    return nn.init.trunc_normal_(start, std=deviation, generator=generator) if deviation else start
+
+
+def _make_optimizer(
+    name: str,
+    probes: Sequence[Mapping[str, nn.Parameter]],
+    learning_rates: Sequence[float],
+    batch_size: int,
+    weight_decay: float,
+) -> torch.optim.Optimizer:
+    undecayed = {"sgd": (), "lars": ("weight", "bias"), "adamw": ("bias",)}[name]  # LARS decays the gradients itself
+    groups = [
+        {
+            "params": [parameter],
+            "lr": rate * batch_size / BASE_BATCH_SIZE,
+            "weight_decay": 0.0 if part in undecayed else weight_decay,
+        }
+        for rate, probe in zip(learning_rates, probes, strict=True)
+        for part, parameter in probe.items()
+    ]
+    return torch.optim.AdamW(groups, betas=BETAS) if name == "adamw" else torch.optim.SGD(groups, momentum=MOMENTUM)
+
+
+def _for_raw_features(
+    rate: float, heads: int | None, probe: Mapping[str, torch.Tensor], mean: torch.Tensor, std: torch.Tensor
+) -> Probe:
+    """Fold the standardisation into a probe; the mean of tokens adds the same to all scores of the attention."""
+    weight, bias = probe["weight"], probe["bias"]
+    if heads is None:
+        return Probe(rate, weight / std, bias - (weight / std) @ mean)
+    value = probe["value"] / std
+    return Probe(rate, weight, bias, Query(heads, probe["query"], probe["key"] / std, value, -value @ mean))
 
 
 @torch.no_grad()
@@ -197,6 +386,63 @@ def _adapt_gradient(weight: torch.Tensor, weight_decay: float) -> None:
     norms = weight.norm(), gradient.norm()
     if all(norms):
         gradient.mul_(TRUST * norms[0] / norms[1])
+
+
+def attentive_heads(model: PreTrainedModel) -> int:
+    """Return the heads of a probe: those of the model's attention, or the most that divide them and the width."""
+    config: Any = model.config
+    return math.gcd(config.num_attention_heads, config.hidden_size)
+
+
+def attentive_classifier(model: PreTrainedModel) -> PlainViTForImageClassification:
+    """Return a classifier with the layers of a model and, untrained, the pooling and classifier of an attentive probe.
+
+    Args:
+        model: a plain ViT with a classifier, which is left as it is.
+
+    Raises:
+        TrainingError: It is another model, or has a part that is not combined with this pooling.
+    """
+    if not isinstance(model, PlainViTForImageClassification):
+        raise TrainingError(
+            f"Attentive probes read the patch tokens of a plain ViT, and {type(model).__name__} is none: convert the "
+            "model with `plain-vit convert` first."
+        )
+    config = copy.deepcopy(model.config)
+    changes = {
+        "pooling": "query", "pooling_num_attention_heads": attentive_heads(model), "pooling_intermediate_size": None,
+        "pooling_num_layers": None, "pool_prefix_tokens": False, "representation_size": None, "classifier_bias": True,
+        "final_norm": NORMS.get(config.final_norm, config.final_norm),
+    }  # fmt: skip
+    try:
+        new = PlainViTForImageClassification(type(config)(**(config.to_dict() | changes)))
+    except ValueError as error:
+        raise TrainingError(f"The model cannot have an attentive probe: {error}") from error
+    pooled = ("pooler.", "pooled_layernorm.", "representation.")
+    layers = {name: value for name, value in model.vit.state_dict().items() if not name.startswith(pooled)}
+    missing, unknown = new.vit.load_state_dict(layers, strict=False)
+    if unknown or any(not name.startswith("pooler.") for name in missing):
+        raise TrainingError(f"The model cannot have an attentive probe: {', '.join([*unknown, *missing][:5])} differ.")
+    return new
+
+
+@torch.no_grad()
+def use_probe(classifier: PreTrainedModel, probe: Probe) -> None:
+    """Put a trained probe into a model: into its head, and into the pooling that `attentive_classifier` gave it."""
+    _, head = head_layer(classifier)
+    head.weight.copy_(probe.weight)
+    head.bias.copy_(probe.bias)
+    if probe.pooling is None:
+        return
+    pooler = cast(QueryPooler, classifier.base_model.pooler)
+    pooler.query.copy_(probe.pooling.query.expand_as(pooler.query))
+    pooler.k_proj.weight.copy_(probe.pooling.key)
+    pooler.v_proj.weight.copy_(probe.pooling.value)
+    for projection in (pooler.k_proj, pooler.v_proj):
+        if projection.bias is not None:
+            projection.bias.zero_()
+    nn.init.eye_(pooler.o_proj.weight)
+    pooler.o_proj.bias.copy_(probe.pooling.bias)
 
 
 def check_shots(labels: torch.Tensor, classes: int, shots: int) -> None:

@@ -16,8 +16,7 @@ from ..errors import TrainingError
 from ..files.csv import csv_table
 from ..scores import MULTI_LABEL, REGRESSION, scores
 from ..system.extras import needs
-from .data.inputs import model_inputs
-from .metrics import Calibration, metric_text
+from .metrics import Calibration, gather_results, metric_text
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
@@ -164,7 +163,6 @@ def vector_table(evaluation: VectorEvaluation, images: Sequence[str], names: Seq
     return csv_table(head, rows)
 
 
-@torch.no_grad()
 def evaluate_vectors(
     model: nn.Module,
     loader: Iterable[Mapping[str, torch.Tensor]],
@@ -176,23 +174,17 @@ def evaluate_vectors(
     """Evaluate a model on a whole split, each image once.
 
     Args:
-        model: maps its inputs to an output with `logits`; left in evaluation mode.
-        loader: prepared loader, or an iterator over it; batches of the model's inputs and `labels` [B, K].
-        accelerator: gathers the results of the processes.
+        model: see `gather_results`, like the others.
+        loader: batches with `labels` [B, K].
+        accelerator: of the run.
         size: number of images of the split.
         problem_type: `multi_label_classification` or `regression`.
 
     Raises:
         TrainingError: The processes returned another number of images.
     """
-    model.eval()
-    parts = []
-    for batch in loader:
-        logits = model(**model_inputs(batch)).logits.float().to(batch["labels"].device)
-        parts.append(accelerator.gather_for_metrics((batch["labels"].float(), logits)))
-    targets, outputs = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
-    if len(targets) != size:
-        raise TrainingError(f"{len(targets)} images were evaluated, but the set has {size}.")
+    results = gather_results(model, loader, accelerator, lambda logits, labels: (labels.float(), logits), size=size)
+    targets, outputs = (each.cpu() for each in results)
     if problem_type == MULTI_LABEL:
         loss = F.binary_cross_entropy_with_logits(outputs.double(), targets.double())
     else:

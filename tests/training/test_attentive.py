@@ -23,20 +23,22 @@ from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, Pl
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.training import probing
 from plain_vit.training.arguments import parse_arguments
-from plain_vit.training.attentive_probing import (
+from plain_vit.training.data import load_digits
+from plain_vit.training.probing import (
     BETAS,
-    DEVIATION,
-    Tokens,
+    DEVIATIONS,
+    EPSILON,
+    Features,
     attentive_classifier,
     attentive_heads,
+    classify_by_neighbors,
+    nearest_neighbors,
+    open_tokens,
     pool_by_query,
-    token_statistics,
-    train_attentive_probes,
+    train_probes,
     use_probe,
     write_tokens,
 )
-from plain_vit.training.data import load_digits
-from plain_vit.training.probing import EPSILON, Features, classify_by_neighbors, nearest_neighbors, train_probes
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, pixels, tiny_config
 from tests.training.runs import open_script
@@ -145,22 +147,22 @@ def test_pooling_by_a_query_is_torch_s_attention_with_its_gradients() -> None:
             torch.testing.assert_close(ours[p], theirs, rtol=1e-3, atol=1e-3)
 
 
-def stored(values: torch.Tensor, labels: torch.Tensor) -> Tokens:
-    return Tokens(values.half().numpy(), labels)
+def stored(values: torch.Tensor, labels: torch.Tensor) -> Features:
+    return Features(values.half(), labels)
 
 
 def test_each_probe_is_the_one_that_torch_trains_alone() -> None:
     tokens = stored(3 * random(53, 7, 12) + 2, labels_of(53, 5))
     rates, options = (0.003, 0.03), {"epochs": 2.0, "batch_size": 16, "warmup_epochs": 0.5, "weight_decay": 0.1}
-    probes = train_attentive_probes(tokens, 5, heads=4, learning_rates=rates, seed=3, **options)
-    raw = torch.from_numpy(tokens.values).float()
+    probes = train_probes(tokens, 5, heads=4, learning_rates=rates, seed=3, **options)
+    raw = tokens.values.float()
     mean, std = raw.mean(dim=(0, 1)), raw.std(dim=(0, 1), correction=0) + EPSILON
     order = torch.from_numpy(np.concatenate([np.random.default_rng((3, epoch)).permutation(53) for epoch in range(3)]))
     total, warmup = math.ceil(2 * 53 / 16), round(0.5 * 53 / 16)
     for probe in probes:
         model, generator = Reference(12, 4, 5), torch.Generator().manual_seed(3)
         for weight in (model.query, model.key.weight, model.value.weight, model.linear.weight):
-            nn.init.trunc_normal_(weight, std=DEVIATION, generator=generator)
+            nn.init.trunc_normal_(weight, std=DEVIATIONS["adamw"], generator=generator)
         nn.init.zeros_(model.linear.bias)
         decayed = [each for name, each in model.named_parameters() if name != "linear.bias"]
         descent = torch.optim.AdamW(
@@ -187,13 +189,13 @@ def test_each_probe_is_the_one_that_torch_trains_alone() -> None:
 
 def test_statistics_of_tokens_are_those_of_all_patches() -> None:
     tokens = stored(random(20, 7, 12) * 5 + 9, labels_of(20, 2))
-    mean, std = token_statistics(tokens, batch_size=3)
-    flat = tokens.values.reshape(-1, 12).astype(np.float64)
+    mean, std = tokens.statistics(batch_size=3)
+    flat = tokens.values.reshape(-1, 12).double().numpy()
     np.testing.assert_allclose(mean, flat.mean(axis=0), rtol=1e-5)
     np.testing.assert_allclose(std - EPSILON, flat.std(axis=0), rtol=1e-4)
 
 
-def in_one_patch(count: int, seed: int) -> tuple[Tokens, Features]:
+def in_one_patch(count: int, seed: int) -> tuple[Features, Features]:
     """Return tokens of which one, at any place, is marked and tells the class, and their class token: their mean."""
     labels, values = labels_of(count, 4, seed), random(count, 9, 16, seed=seed)
     places = labels_of(count, 9, seed + 100)
@@ -208,7 +210,7 @@ def in_one_patch(count: int, seed: int) -> tuple[Tokens, Features]:
 @pytest.mark.slow
 def test_an_attentive_probe_finds_the_class_in_one_patch_where_a_linear_probe_does_not() -> None:
     (train, train_means), (test, test_means) = in_one_patch(400, 0), in_one_patch(200, 1)
-    attentive = train_attentive_probes(train, 4, heads=2, learning_rates=(0.03,), epochs=25, batch_size=100)
+    attentive = train_probes(train, 4, heads=2, learning_rates=(0.03,), epochs=25, batch_size=100)
     linear = train_probes(train_means, 4, learning_rates=(0.01, 0.1, 1.0), epochs=25, batch_size=100)
     assert max(probe.accuracy(test) for probe in attentive) > 0.95
     assert max(probe.accuracy(test_means) for probe in linear) < 0.6
@@ -232,10 +234,8 @@ def test_the_model_of_a_probe_computes_its_logits_from_tokens_of_every_kind(kind
     rows = [{"pixel_values": image} for image in pixels(5, 24, 56)]
     accelerator = Accelerator(cpu=True)
     write_tokens(model, DataLoader(rows, batch_size=2), accelerator, tmp_path / "tokens.npy", size=5)
-    tokens = Tokens(np.load(tmp_path / "tokens.npy", mmap_mode="r"), labels_of(5, 7))
-    (probe,) = train_attentive_probes(
-        tokens, 7, heads=attentive_heads(model), learning_rates=(0.5,), epochs=2, batch_size=5
-    )
+    tokens = open_tokens(tmp_path / "tokens.npy", labels_of(5, 7))
+    (probe,) = train_probes(tokens, 7, heads=attentive_heads(model), learning_rates=(0.5,), epochs=2, batch_size=5)
     use_probe(classifier, probe)
     with torch.no_grad():
         logits = classifier(pixels(5, 24, 56)).logits

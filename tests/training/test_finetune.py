@@ -19,7 +19,7 @@ from transformers import ViTForImageClassification, ViTImageProcessor, pipeline
 
 from plain_vit.errors import DataError, OutputError, OutputExistsError, TrainingError
 from plain_vit.training.arguments import parse_arguments
-from plain_vit.training.data import load_classification_data, load_splits
+from plain_vit.training.data import load_splits
 from plain_vit.training.optimization import average_of
 from plain_vit.training.run import folder as run_module
 from plain_vit.training.run.folder import read_log
@@ -176,9 +176,8 @@ def test_impossible_sharding_is_refused(stock_folder, tmp_path, monkeypatch):
             finetune(**options)
     with pytest.raises(TrainingError, match="omit --auto_micro_batch, and set --gradient_accumulation_steps"):
         finetune(**good, auto_micro_batch=True)
-    half = script.FinetuneArguments(**good, mixed_precision="fp16")
     with pytest.raises(TrainingError, match="--shard does not scale the losses of fp16: use --mixed_precision bf16"):
-        script.make_plan(half, load_classification_data("digits"), processes=2)
+        finetune(**good, mixed_precision="fp16")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(TrainingError, match="On CPUs Accelerate's FSDP is plain DDP"):
         finetune(**good)

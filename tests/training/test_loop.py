@@ -115,11 +115,11 @@ def regress(folder: Path, *, stop_after: int | None = None, **changes: object) -
         DataLoader(BrightnessOf(seed=1), batch_size=7, **loading),
     )
 
-    def look(step: int, model: nn.Module) -> None:
+    def stop(step: int, model: nn.Module) -> None:
         if step == stop_after:
             raise KeyboardInterrupt
 
-    loop.train(batches, watched, look=look)
+    loop.train(batches, watched, on_step=stop)
     final = loop.final_model()
     result = loop.judge(final, watched)
     loop.finish(final, {**result.values, **loop.figures(since=0.0)})

@@ -127,8 +127,14 @@ def test_epochs_take_the_place_of_the_steps_of_a_recipe_and_the_other_way_round(
         (("--stream_images", 3), "Without streaming, stream_images has no effect"),
         (("--base_batch_size", 0), "base_batch_size is 0: expected 1 or more"),
         (("--min_learning_rate", 0.1), "min_learning_rate is 0.1, above the peak of 0.001"),
-        (("--min_learning_rate", 1e-5, "--schedule", "constant"), "schedule constant does not end at min_learning"),
-        (("--min_learning_rate", 1e-5, "--schedule", "inverse_sqrt"), "schedule inverse_sqrt does not end at"),
+        (
+            ("--min_learning_rate", 1e-5, "--schedule", "constant"),
+            "With the schedule constant, min_learning_rate has no effect",
+        ),
+        (
+            ("--min_learning_rate", 1e-5, "--schedule", "inverse_sqrt"),
+            "With the schedule inverse_sqrt, min_learning_rate has no effect",
+        ),
         (("--betas", 0.9), r"betas is \[0.9\]: expected two numbers from 0 to less than 1"),
         (("--betas", 0.9, 1.0), r"betas is \[0.9, 1.0\]: expected at least 0 and less than 1"),
         (("--epsilon", -0.5), "epsilon is -0.5: expected 0 or more"),

@@ -511,8 +511,7 @@ def load_classification_data(
         raise DataError(f"validation_fraction is {validation_fraction}: expected at least 0 and less than 1.")
     if streaming and (validation_fraction or shots_per_class is not None or max_images is not None):
         raise DataError("A stream cannot be split: omit --validation_fraction, --shots_per_class and --max_images.")
-    if name in BENCHMARKS and not Path(name).is_dir():
-        known = BENCHMARKS[name]
+    if known := _benchmark(name):
         image_column, label_column = image_column or known.image, label_column or known.label
         train_split, test_split = train_split or known.train, test_split or known.test
     asked = [*(train_split or "").split("+"), validation_split, test_split]
@@ -610,8 +609,7 @@ def load_labelled_split(
     Raises:
         DataError: The split or a column is unknown, or a label is outside its classes.
     """
-    if name in BENCHMARKS and not Path(name).is_dir():
-        known = BENCHMARKS[name]
+    if known := _benchmark(name):
         image_column, label_column = image_column or known.image, label_column or known.label
         split = split or known.test
     asked = [] if split is None else [split]
@@ -660,14 +658,14 @@ def load_images(
     Raises:
         DataError: The split or the column is unknown.
     """
-    if name in BENCHMARKS and not Path(name).is_dir():
-        image_column = image_column or BENCHMARKS[name].image
+    if known := _benchmark(name):
+        image_column = image_column or known.image
     asked = [split] if split else [ALL] if all_of_folder else []
     splits = load_splits(name, subset=subset, streaming=streaming, chosen=asked, option="--split")
     rows = _one_split(splits, split, ("train",))
     column = _find_column(_features(rows), "image", image_column, Image)
     rows = _with_images(rows.select_columns([column]), column)
-    return (rows if column == "image" else rows.rename_column(column, "image")).cast_column("image", Image(mode="RGB"))
+    return _renamed(rows, column, "image").cast_column("image", Image(mode="RGB"))
 
 
 @dataclass(frozen=True)
@@ -720,8 +718,7 @@ def load_images_and_labels(
     Raises:
         DataError: The split or a column is unknown.
     """
-    if name in BENCHMARKS and not Path(name).is_dir():
-        known = BENCHMARKS[name]
+    if known := _benchmark(name):
         image_column, label_column = image_column or known.image, label_column or known.label
     splits = load_splits(name, subset=subset, chosen=[split or ALL], option="--split")
     rows = _one_split(splits, split, ("train",))
@@ -739,7 +736,7 @@ def load_images_and_labels(
         else:
             labels = labels_of(values)
     images = _with_images(rows.select_columns([image_column]), image_column)
-    return as_files(images if image_column == "image" else images.rename_column(image_column, "image")), labels
+    return as_files(_renamed(images, image_column, "image")), labels
 
 
 def labels_of(values: Sequence[Any]) -> Labels:
@@ -762,16 +759,24 @@ def labels_of(values: Sequence[Any]) -> Labels:
     return Labels([numbers.get(value) for value in values], [str(value) for value in found], are_numbers=int in kinds)
 
 
+def _benchmark(name: str) -> Benchmark | None:
+    return None if Path(name).is_dir() else BENCHMARKS.get(name)
+
+
+def _check_split(splits: DatasetDict | IterableDatasetDict, name: str, option: str) -> None:
+    if name not in splits:
+        raise DataError(f"There is no split {name!r}, only {', '.join(splits)}: correct {option}.")
+    if isinstance(splits[name], Dataset) and splits[name].num_rows == 0:
+        raise DataError(f"The split {name!r} is empty.")
+
+
 def _one_split(splits: DatasetDict | IterableDatasetDict, name: str | None, usual: Sequence[str]) -> Any:
     if name is None:
         name = next((each for each in usual if each in splits), None)
         if name is None and len(splits) > 1:
             raise DataError(f"The splits are {', '.join(splits)}: give one with --split.")
         name = name or next(iter(splits))
-    if name not in splits:
-        raise DataError(f"There is no split {name!r}, only {', '.join(splits)}: correct --split.")
-    if isinstance(splits[name], Dataset) and splits[name].num_rows == 0:
-        raise DataError(f"The split {name!r} is empty.")
+    _check_split(splits, name, "--split")
     return splits[name]
 
 
@@ -785,10 +790,7 @@ def _choose_splits(
     parts = {role: [name for name in names if name is not None] for role, names in wanted.items()}
     for role, names in parts.items():
         for name in names:
-            if name not in splits:
-                raise DataError(f"There is no split {name!r}, only {', '.join(splits)}: correct --{role}_split.")
-            if isinstance(splits[name], Dataset) and splits[name].num_rows == 0:
-                raise DataError(f"The split {name!r} is empty.")
+            _check_split(splits, name, f"--{role}_split")
     all_names = [name for names in parts.values() for name in names]
     if len(set(all_names)) < len(all_names):
         raise DataError(f"A split cannot have two roles: got {', '.join(all_names)}.")
@@ -837,10 +839,11 @@ def _standard_columns(split: Any, image: str, label: str) -> Any:
     split = _with_images(split, image)
     if isinstance(split, IterableDataset):
         split = split.cast_column(image, Image(decode=False))  # else each step would decode the images
-    split = split.select_columns([image, label])
-    for old, new in ((image, "image"), (label, "label")):
-        split = split.rename_column(old, new) if old != new else split
-    return split
+    return _renamed(_renamed(split.select_columns([image, label]), image, "image"), label, "label")
+
+
+def _renamed(split: Any, old: str, new: str) -> Any:
+    return split if old == new else split.rename_column(old, new)
 
 
 def _with_images(split: Any, column: str) -> Any:

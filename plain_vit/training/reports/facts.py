@@ -12,16 +12,13 @@ from ...files.place_names import public_name
 from ...hub.card import ModelFacts
 from ...system.extras import needs
 from ..arguments import (
-    COMPANIONS,
-    DESCENDING,
-    MIXING,
-    SCHEDULE_OPTIONS,
     AugmentationOptions,
     ClassifierOptions,
     LoopOptions,
     ModelOptions,
     OptimizationOptions,
     StepOptions,
+    idle_options,
     keywords,
 )
 from ..data import ImageClassificationData
@@ -112,17 +109,12 @@ def recipe_of(options: LoopOptions, values: Mapping[str, object]) -> Facts:
 
 def _without_effect(options: LoopOptions) -> set[str]:
     """Return the names of options that others leave without effect; `warmup_steps` says what `warmup_fraction` gave."""
-    useless = {name for name, schedules in SCHEDULE_OPTIONS.items() if options.schedule not in schedules}
-    for name, companions in COMPANIONS.items():
-        useless |= set() if getattr(options, name, None) else set(companions)
-    useless |= {"warmup_fraction"} if options.schedule in DESCENDING else {"warmup_fraction", "min_learning_rate"}
+    useless = idle_options(options) | {"warmup_fraction"}
     useless |= set() if _tf32(options) else {"tf32"}
-    useless |= set() if options.max_grad_norm else {"clip_mode"}
     if not isinstance(options, ClassifierOptions):
         return useless
     useless |= set() if options.augmentation == "randaugment" else RANDAUGMENT_OPTIONS
     useless |= set() if options.random_erasing else {"random_erasing_mode"}
-    useless |= set() if options.mixup or options.cutmix else set(MIXING)
     return useless if options.problem_type == "single_label_classification" else useless | {"label_smoothing"}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import TrainingError
 from ...files.staging import staged_file
 from ...system.extras import needs
-from ..arguments import SCHEDULE_OPTIONS, ClassifierOptions, ProcessOptions, RunOptions, check_options
+from ..arguments import ClassifierOptions, ProcessOptions, RunOptions, check_options
 from ..data import ImageClassificationData
 from ..data.sampling import ShuffledStream
 from ..data.targets import check_evaluated
@@ -34,7 +34,10 @@ SMOOTHING = 0.9  # of losses, per step
 # The options of a run that its trials share.
 OF_TRIALS = {"seed", "eval_batch_size", *(each.name for each in dataclasses.fields(ProcessOptions))}
 # Options that fit the length of a run, or the splits that it is evaluated on.
-OF_LENGTH = {"epochs", "schedule", "min_learning_rate", "warmup_steps", "warmup_fraction", *SCHEDULE_OPTIONS}
+OF_LENGTH = {
+    "epochs", "schedule", "min_learning_rate", "warmup_steps", "warmup_fraction", "restarts", "cooldown_steps",
+    "plateau_patience", "plateau_factor",
+}  # fmt: skip
 
 Outcome = Evaluation | VectorEvaluation
 Train = Callable[[Any, ImageClassificationData], Outcome]

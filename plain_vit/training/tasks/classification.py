@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import TrainingError
+from ...scores import MULTI_LABEL, REGRESSION
 from ...system.extras import needs
 from ..arguments import ClassifierOptions
 from ..data import ImageClassificationData
@@ -18,19 +19,40 @@ from ..data.inputs import model_inputs
 from ..data.mixing import FOLLOWING, Blend, Mixing
 from ..data.progressive import ProgressiveResizing
 from ..hardware.sharding import is_sharded, whole_state
-from ..loop import Batch, Result, Task
+from ..loop import Batch, ResultT, Task
 from ..losses import balancing_weights, classification_loss, distillation_loss
 from ..metrics import LOWER_IS_BETTER, METRICS, Evaluation, evaluate_classifier
-from ..models import Teacher, as_saved, check_positions, merged
+from ..models import Teacher, as_saved, check_positions, merged, one_size_error
+from ..vector_metrics import METRICS as VECTOR_METRICS
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
 
+SINGLE_LABEL = "single_label_classification"
 
-LOSSES = ("cross_entropy", "bce", "bce_sum")
+# The losses of each problem, and the values by which its weights can be selected; the first ones are the defaults.
+LOSSES = {
+    SINGLE_LABEL: ("cross_entropy", "bce", "bce_sum"),
+    MULTI_LABEL: ("bce", "bce_sum"),
+    REGRESSION: ("mse", "l1", "smooth_l1"),
+}
+SCORES = {SINGLE_LABEL: METRICS, **VECTOR_METRICS}
 
 
-class ImageTask(Task[Result]):
+def check_choices(options: ClassifierOptions) -> None:
+    """Refuse a loss or a metric that is for another problem.
+
+    Raises:
+        TrainingError: There is one.
+    """
+    problem = options.problem_type
+    images = "one label per image" if problem == SINGLE_LABEL else problem
+    for name, value, known in (("loss", options.loss, LOSSES), ("best_metric", options.best_metric, SCORES)):
+        if value not in (None, *known[problem]):
+            raise TrainingError(f"With {images}, {name} is {value}: expected {' or '.join(known[problem])}.")
+
+
+class ImageTask(Task[ResultT]):
     """A task whose batches are images with targets, and whose model is an image classifier.
 
     Args:
@@ -41,8 +63,11 @@ class ImageTask(Task[Result]):
         normalize: normalisation of a batch's `pixel_values` from [0, 255].
 
     Raises:
-        TrainingError: The model takes images of one size, and they are to grow.
+        TrainingError: The loss or the metric is for another problem; or the model takes images of one size, and they
+            are to grow.
     """
+
+    check = staticmethod(check_choices)
 
     def __init__(
         self,
@@ -52,7 +77,11 @@ class ImageTask(Task[Result]):
         options: ClassifierOptions,
         normalize: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
+        self.check(options)
         self.image_processor, self.options, self.normalize = image_processor, options, normalize
+        self.kind_of_loss = options.loss or LOSSES[options.problem_type][0]
+        self.score = options.best_metric or SCORES[options.problem_type][0]
+        self.lower_is_better = self.score in LOWER_IS_BETTER
         self.kind: type[PreTrainedModel] = type(as_saved(model))
         self.num_classes = len(data.label_names)
         off_epoch = options.mixup_off_epoch
@@ -110,10 +139,7 @@ def progressive_resizing(options: ClassifierOptions, config: Any, images: int) -
     if options.growth_epochs is None:
         raise TrainingError("With initial_image_size, growth_epochs is missing: give it, such as 0.8 of all epochs.")
     if not isinstance(config, PlainViTConfig):
-        raise TrainingError(
-            f"{type(config).__name__} takes images of one size: omit --initial_image_size, or convert the model to a "
-            "plain ViT with `plain-vit convert` first."
-        )
+        raise one_size_error(type(config), "--initial_image_size")
     check_positions(config, "--initial_image_size")
     steps = options.growth_epochs * images / options.batch_size
     resizing = ProgressiveResizing(config.image_shape, config.patch_shape, options.initial_image_size, steps)
@@ -175,12 +201,7 @@ class Classification(ImageTask[Evaluation]):
         teacher: Teacher | None = None,
     ) -> None:
         super().__init__(model, image_processor, data, options, normalize)
-        self.kind_of_loss, self.score = options.loss or LOSSES[0], options.best_metric or METRICS[0]
-        for name, value, known in (("loss", self.kind_of_loss, LOSSES), ("best_metric", self.score, METRICS)):
-            if value not in known:
-                raise TrainingError(f"With one label per image, {name} is {value}: expected {' or '.join(known)}.")
-        self.lower_is_better = self.score in LOWER_IS_BETTER
-        self.columns = ("loss", "accuracy", self.score)
+        self.columns = ("loss", "accuracy", options.best_metric or METRICS[0])
         self.teacher = teacher
         self.heads = {} if teacher is None else token_heads(model)
         self.head_logits: dict[str, torch.Tensor] = {}  # of the last forward pass
