@@ -330,14 +330,21 @@ class Format(ABC):
 
     name: str
     suffixes: tuple[str, ...]  # of a checkpoint that is a single file; empty if it is a folder
-    # Names of published files, without suffix, which end in the first digits of their SHA-256, with the architectures.
-    published_files: Mapping[str, str] = MappingProxyType({})
-    architectures: Collection[str] = ()  # the names that the hint `architecture` takes
     # What opens of its packages, by the start of the names of their modules, for errors.
     opens: Mapping[str, Sequence[str]] = MappingProxyType({})
     # The stages of its models, compared one by one; of several, the first whose modules are found in a model applies.
     probes: tuple[Probes, ...] = ()
     heads: tuple[str, ...] = ()  # the modules of the classifier
+
+    @property
+    def architectures(self) -> Collection[str]:
+        """The names that the hint `architecture` takes."""
+        return ()
+
+    @property
+    def published_files(self) -> Mapping[str, str]:
+        """Architectures by published file: its name without suffix, which ends in the first digits of its SHA-256."""
+        return {}
 
     @abstractmethod
     def matches_names(self, names: Collection[str]) -> bool:

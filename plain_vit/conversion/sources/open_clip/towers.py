@@ -12,13 +12,13 @@ from ....errors import AmbiguousCheckpointError, CheckpointError, ExportError, M
 from ...tables.compare_modules import class_path, differences, epsilon_of
 from ...tables.format import Description, Hints, Inference, StateDict, unused_hints
 from ...tables.infer import head_counts, image_sizes, pair, size_fault, square_grid
-from .architectures import ARCHITECTURES
 from .settings import (
     ACTIVATIONS,
     DEFAULTS,
     EPS,
     POOLINGS,
     REFUSED,
+    architectures,
     config_of,
     is_trunk,
     mlp_width,
@@ -205,7 +205,7 @@ def _missing(
     message = "the tensors of a CLIP's image tower do not show everything that its outputs depend on; give"
     of_grid: list[str] = []
     others: list[str] = []
-    for name, model_cfg in ARCHITECTURES.items():
+    for name, model_cfg in architectures().items():
         settings = vision_settings(model_cfg)
         if is_trunk(settings) or expected(settings) != found or any(settings[one] for one in REFUSED):
             continue

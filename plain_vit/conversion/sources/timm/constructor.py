@@ -20,6 +20,7 @@ from ....errors import (
     UnknownFormatError,
 )
 from ...tables.compare_modules import empty_model
+from ...tables.data_files import data_file
 from ...tables.engine import Row, ignored_names, revert
 from ...tables.format import UNSEEN, Description, Hints, Inference, StateDict, unused_hints
 from ...tables.infer import grids
@@ -36,7 +37,7 @@ class Constructor(ABC):
         class_path: Its full path.
         layouts: The layouts of its tensors.
         old_layouts: Those of them that timm builds no model with: its earlier releases did.
-        architectures: The arguments of each of its entrypoints, without those that have timm's default.
+        data_file: The file with its entrypoints.
         defaults: timm's defaults of the arguments.
         silent_arguments: Arguments that do not affect a trained model.
         code_only: Arguments that no `config.json` can hold, because they are classes.
@@ -48,12 +49,17 @@ class Constructor(ABC):
     class_path: str
     layouts: tuple[str, ...]
     old_layouts: tuple[str, ...] = ()
-    architectures: Mapping[str, Mapping[str, Any]]
+    data_file: str
     defaults: Mapping[str, Any]
     silent_arguments: Collection[str]
     code_only: tuple[str, ...] = ("norm_layer", "norm_eps")
     unseen: str
     any_size: bool = False
+
+    @property
+    def architectures(self) -> dict[str, dict[str, Any]]:
+        """The arguments of each of its entrypoints, without those that have timm's default."""
+        return data_file(self.data_file)["architectures"]
 
     @abstractmethod
     def config_of(self, arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:

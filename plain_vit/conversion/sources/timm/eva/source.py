@@ -13,7 +13,6 @@ from ..shapes import part_of
 from ..table_constructor import TableConstructor
 from ..tables import EMBEDDING_ROWS, HEAD_ROWS, mlp_rows
 from . import originals
-from .architectures import ARCHITECTURES
 from .arguments import ARGUMENTS, DEFAULTS, joint_arguments, joint_fields, separate_by_default, without_counterpart
 from .modules import CLASSES, EvaParts, changed_buffers
 
@@ -57,7 +56,7 @@ class Eva(TableConstructor):
     class_path = "timm.models.eva.Eva"
     layouts = (FUSED, SEPARATE, *originals.LAYOUTS)
     old_layouts = originals.LAYOUTS
-    architectures = ARCHITECTURES
+    data_file = "timm/eva/architectures.json"
     defaults = DEFAULTS
     arguments = ARGUMENTS
     silent_arguments = frozenset({"head_init_scale"})

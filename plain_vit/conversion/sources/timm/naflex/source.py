@@ -18,7 +18,6 @@ from ....tables.infer import pair
 from ..arguments import ACTIVATIONS, NORMS, QK_NORMS, Argument, ratio_of
 from ..table_constructor import ARGUMENTS, Parts, TableConstructor
 from ..tables import HEAD_ROWS, sequential_rows
-from .architectures import ARCHITECTURES
 
 KERNEL = "embeds.proj.weight"
 POOLINGS = {"map": "map", "avg": "mean", "token": "cls", "": "none", "max": "max", "avgmax": "mean_max"}
@@ -153,7 +152,7 @@ class NaFlexVit(TableConstructor):
     name = "NaFlexVit"
     class_path = "timm.models.naflexvit.NaFlexVit"
     layouts = ("naflexvit",)
-    architectures = ARCHITECTURES
+    data_file = "timm/naflex/architectures.json"
     arguments = (*(one for one in ARGUMENTS if one.name not in {own.name for own in OWN}), *OWN, *UNREAD)
     defaults = {argument.name: argument.default for argument in arguments}
     # Rotations have settings that act only with one; the mask of keys alone changes no token that is not padding.

@@ -13,7 +13,6 @@ from ....tables.engine import IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensor
 from ....tables.format import Description, Hints, StateDict
 from ..arguments import Argument
 from ..tables import EMBEDDING_ROWS, HEAD_ROWS, mlp_rows
-from .beit_architectures import ARCHITECTURES
 from .constructor import ARGUMENTS, OUR_BIAS, OUR_SHARED_BIAS, TABLE, RelativeConstructor
 
 BLOCK, LAYER = "blocks.{}", "vit.layers.{}"
@@ -61,7 +60,7 @@ class Beit(RelativeConstructor):
     class_path = "timm.models.beit.Beit"
     layouts = ("beit", "beit_index")
     old_layouts = ("beit_index",)
-    architectures = ARCHITECTURES
+    data_file = "timm/relative/beit_architectures.json"
     silent_arguments = frozenset({"head_init_scale"})
     blocks = ("Block",)
     kinds = ("table",)

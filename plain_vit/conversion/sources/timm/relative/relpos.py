@@ -11,7 +11,6 @@ from ..arguments import ACTIVATIONS, QK_NORMS, Argument
 from ..table_constructor import Parts
 from ..tables import rows_of
 from .constructor import ARGUMENTS, OUR_BIAS, OUR_SHARED_BIAS, TABLE, RelativeConstructor
-from .relpos_architectures import ARCHITECTURES
 
 KINDS = {"mlp": "mlp", "bias": "table"}
 BLOCKS = {"RelPosBlock": "sequential", "ResPostRelPosBlock": "post_norm"}
@@ -48,7 +47,7 @@ class VisionTransformerRelPos(RelativeConstructor):
     name = "VisionTransformerRelPos"
     class_path = "timm.models.vision_transformer_relpos.VisionTransformerRelPos"
     layouts = ("relpos",)
-    architectures = ARCHITECTURES
+    data_file = "timm/relative/relpos_architectures.json"
     silent_arguments = frozenset({"weight_init", "fix_init"})
     code_only = (*RelativeConstructor.code_only, "block_fn", "act_layer")
     blocks = tuple(BLOCKS)
