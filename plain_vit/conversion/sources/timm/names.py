@@ -1,6 +1,7 @@
 """What timm's names of models mean, so that files open, and errors name others, without timm.
 
-Written by `make architectures`; `tests/sources/test_timm_architectures.py` compares the tables with the installed timm.
+`make architectures` writes the tables, and `tests/sources/test_timm_architectures.py` compares them with the
+installed timm.
 """
 
 import functools
