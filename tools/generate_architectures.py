@@ -314,12 +314,16 @@ def in_order(entries: Mapping[str, Any], shared: Callable[[Any], Any], rank: Cal
 
 
 def timm_in_order(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return entrypoints of timm in order, with columns of numbers alike."""
-    return in_order(
-        known,
-        lambda given: {name: value for name, value in sorted(given.items()) if name not in COLUMNS},
-        lambda given: (given["embed_dim"], given["depth"]),
-    )
+    """Return entrypoints of timm in order, the columns of each before its other arguments."""
+
+    def others(given: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in sorted(given.items()) if name not in COLUMNS}
+
+    written = {
+        name: {**{column: given[column] for column in COLUMNS}, "mlp_ratio": float(given["mlp_ratio"]), **others(given)}
+        for name, given in known.items()
+    }
+    return in_order(written, others, lambda given: (given["embed_dim"], given["depth"]))
 
 
 def timm_table(constructor: Any = None) -> dict[str, Any]:

@@ -153,7 +153,7 @@ class Hints:
 
     def __post_init__(self) -> None:
         for hint in fields(self):
-            value, expected = getattr(self, hint.name), hint.type.__metadata__[0]
+            value, expected = getattr(self, hint.name), get_args(hint.type)[1]
             if value is not None and not expected.admits(value):
                 raise CheckpointError(f"{hint.name} is {value!r}: expected {expected.text}")
 

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -210,7 +211,7 @@ def _missing(
         if is_trunk(settings) or expected(settings) != found or any(settings[one] for one in REFUSED):
             continue
         config = config_of(settings)
-        if unused_hints(hints_without_size(hints), Description(config)):
+        if unused_hints(replace(hints, image_size=None, architecture=None), Description(config)):
             continue
         (of_grid if _count(config.image_shape, config.patch_shape) == patches else others).append(name)
     if of_grid and hints.image_size is None:
@@ -219,11 +220,6 @@ def _missing(
         size = {"image_size": open_["image_size"]} if "image_size" in open_ else {}
         return AmbiguousCheckpointError(message, {"architecture": of_grid + others, **size}, open_)
     return AmbiguousCheckpointError(message, open_)
-
-
-def hints_without_size(hints: Hints) -> Hints:
-    """Return the hints but for the image size, which any architecture can have."""
-    return Hints(**{name: value for name, value in hints.given().items() if name not in ("image_size", "architecture")})
 
 
 # Live modules

@@ -247,11 +247,7 @@ def arguments_for(config: PlainViTConfig) -> dict[str, Any]:
     Raises:
         ExportError: lists every part of the model that timm's VisionTransformer cannot represent.
     """
-    if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
-        raise ExportError(
-            "timm's heads must add up to the width of the model:",
-            [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"],
-        )
+    check_heads(config)
     given = {one.name: one.theirs(getattr(config, one.field)) for one in ARGUMENTS if one.field is not None}
     given |= _joint_arguments(config)
     if lost := lost_with(ARGUMENTS, config, lambda: config_of(given)):
@@ -259,6 +255,19 @@ def arguments_for(config: PlainViTConfig) -> dict[str, Any]:
     if given["fc_norm"] == norm_follows_pooling({**given, "fc_norm": None}) or not given["final_norm"]:
         given["fc_norm"] = None
     return {name: given[name] for name, default in DEFAULTS.items() if given[name] != default}
+
+
+def check_heads(config: PlainViTConfig) -> None:
+    """Refuse heads that do not add up to the width of the model.
+
+    Raises:
+        ExportError: They do not.
+    """
+    if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
+        raise ExportError(
+            "timm's heads must add up to the width of the model:",
+            [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"],
+        )
 
 
 def lost_with(

@@ -56,7 +56,7 @@ from .shapes import (
     settled_by_hints,
     settled_by_name,
 )
-from .tables import GAMMA_ROWS, own_parts, rows_of
+from .tables import GAMMA_ROWS, own_parts, parts_of, rows_of
 
 # Datasets that timm identifies by their number of classes.
 IMAGENETS = {
@@ -84,9 +84,7 @@ def _opened_parts() -> frozenset[str]:
     configs = PlainViTConfig(), PlainViTConfig(mlp_type="swiglu")
     for constructor, config in itertools.product(CONSTRUCTORS, configs):
         for layout in constructor.layouts:
-            for row in constructor.rows(config, layout):
-                sources = [row.source] if isinstance(row.source, str) else row.source
-                parts |= {part_of(source.replace("{}", "0")) for source in sources}
+            parts |= parts_of(constructor.rows(config, layout))
     return frozenset(parts)
 
 
