@@ -19,13 +19,6 @@ FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "open_clip", "g
 ENGINES = ("onnx", "openvino")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
-# The options that are also arguments of `from_checkpoint`, with the same names.
-HINTS = (
-    "format", "num_attention_heads", "head_dim", "attention_scale", "layer_norm_eps", "hidden_act", "pooling",
-    "pool_prefix_tokens", "final_norm", "block_type", "norm_type", "mlp_type", "position_embedding_type",
-    "rotary_embedding_type", "position_embedding_on_prefix", "image_size", "patch_size", "num_channels",
-    "architecture", "layout", "key", "image_mean", "image_std", "drop", "revision",
-)  # fmt: skip
 # The commands that start a script of `examples/` with all the words after them, with what it does and an example.
 SCRIPTS = {
     "finetune": ("finetune_image_classification", "train an image classifier", "--output_dir runs/digits"),
@@ -181,8 +174,7 @@ def add_conversions(command: Command) -> None:
         "--force", action="store_true", help="replace OUT; a folder with other files is renamed and kept"
     )
     add_engine_options(added)
-    target = "or mask_token, which no output depends on, if the target cannot store it"
-    add_hints(added, droppable=target)
+    add_hints(added)
 
 
 def add_engine_options(command: argparse.ArgumentParser) -> None:
@@ -281,71 +273,6 @@ def add_images_and_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", required=True, help="file, folder or Hub id; the options describe this one")
 
 
-def add_hints(command: argparse.ArgumentParser, droppable: str = "") -> None:
-    """Add the options for settings that a checkpoint may not contain, as the last group of the help.
-
-    Args:
-        command: The parser of the command.
-        droppable: What may be dropped beside the head.
-    """
-    known = command.add_argument_group("settings that the checkpoint may not contain")
-    flag = argparse.BooleanOptionalAction
-    known.add_argument("--format", choices=FORMATS, help="format of the checkpoint, if its names do not show it")
-    known.add_argument("--num-attention-heads", type=int, help="number of attention heads")
-    known.add_argument("--head-dim", type=int, help="width of one head")
-    scale = "factor on the attention scores: a number, head_dim**-0.5 or hidden_size**-0.5"
-    known.add_argument("--attention-scale", type=number_or_word, metavar="SCALE", help=scale)
-    known.add_argument("--layer-norm-eps", type=float, help="epsilon of the norms")
-    known.add_argument("--hidden-act", help="activation of the MLP, such as gelu or quick_gelu")
-    known.add_argument("--pooling", help="pooling before the classifier, such as cls or mean")
-    known.add_argument(
-        "--pool-prefix-tokens", action=flag, help="whether the pooling includes class and register tokens"
-    )
-    known.add_argument("--final-norm", help="before_pooling, after_pooling, both or none")
-    known.add_argument("--block-type", help="sequential, post_norm, parallel or branches")
-    known.add_argument("--norm-type", help="layer_norm or rms_norm")
-    known.add_argument("--mlp-type", help="mlp, swiglu or swiglu_packed (the gate is the first half)")
-    known.add_argument("--position-embedding-type", help="learned (a table), sincos_2d or none")
-    rotation = "none: nothing rotates queries and keys (a rotation opens by its --architecture)"
-    known.add_argument("--rotary-embedding-type", help=rotation)
-    prefixed = "whether the tokens before the patches have position embeddings"
-    known.add_argument("--position-embedding-on-prefix", action=flag, help=prefixed)
-    known.add_argument("--image-size", type=size, metavar="SIZE", help="in pixels: 224, or 224x192 (height x width)")
-    known.add_argument("--patch-size", type=size, metavar="SIZE", help="in pixels: 16, or 16x8 (height x width)")
-    known.add_argument("--num-channels", type=int, help="number of input channels")
-    named = "the source's name of the model, such as vit_small_patch16_224 (timm) or vit_b_16 (torchvision), or its "
-    named += "class, such as ViTModel, if it is of transformers and has no config.json"
-    known.add_argument("--architecture", help=named)
-    known.add_argument("--layout", help="one of the format's layouts, such as the release that wrote the checkpoint")
-    known.add_argument("--image-mean", type=float, nargs="+", help="mean of each channel, for pixel values in [0, 1]")
-    known.add_argument(
-        "--image-std", type=float, nargs="+", help="standard deviation of each channel, for pixel values in [0, 1]"
-    )
-    known.add_argument("--key", help="which model, if a file contains several, such as ema")
-    dropped = ", ".join(filter(None, ("leave out a part: head, the classifier, to open the encoder alone", droppable)))
-    known.add_argument("--drop", action="append", metavar="PART", help=dropped)
-    labels = "file with the label names: a JSON list or object (number to name), or one name per line"
-    known.add_argument("--labels", type=Path, metavar="FILE", help=labels)
-    known.add_argument("--revision", help="branch, tag or commit of a Hub repository")
-
-
-class Parser(argparse.ArgumentParser):
-    """Parser whose errors contain only printable characters, whatever was typed or expanded from file names."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error("".join(char if char.isprintable() else ascii(char)[1:-1] for char in message[:1000]))
-
-
-class ShowVersion(argparse.Action):
-    """Action that prints the version of the installed package, looked up only when needed."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
-        import importlib.metadata  # takes a third as long as printing the help
-
-        print(f"plain-vit {importlib.metadata.version('plain-vit')}")
-        parser.exit()
-
-
 def size(text: str) -> int | tuple[int, int]:
     """Parse 224 or 224x192 (height x width)."""
     sides = [int(side) for side in text.lower().split("x")]
@@ -368,6 +295,82 @@ def number_or_word(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+# The options that are also arguments of `from_checkpoint`, with the same names, as argparse takes them.
+HINTS: dict[str, dict[str, Any]] = {
+    "format": {"choices": FORMATS, "help": "format of the checkpoint, if its names do not show it"},
+    "num_attention_heads": {"type": int, "help": "number of attention heads"},
+    "head_dim": {"type": int, "help": "width of one head"},
+    "attention_scale": {
+        "type": number_or_word,
+        "metavar": "SCALE",
+        "help": "factor on the attention scores: a number, head_dim**-0.5 or hidden_size**-0.5",
+    },
+    "layer_norm_eps": {"type": float, "help": "epsilon of the norms"},
+    "hidden_act": {"help": "activation of the MLP, such as gelu or quick_gelu"},
+    "pooling": {"help": "pooling before the classifier, such as cls or mean"},
+    "pool_prefix_tokens": {
+        "action": argparse.BooleanOptionalAction,
+        "help": "whether the pooling includes class and register tokens",
+    },
+    "final_norm": {"help": "before_pooling, after_pooling, both or none"},
+    "block_type": {"help": "sequential, post_norm, parallel or branches"},
+    "norm_type": {"help": "layer_norm or rms_norm"},
+    "mlp_type": {"help": "mlp, swiglu or swiglu_packed (the gate is the first half)"},
+    "position_embedding_type": {"help": "learned (a table), sincos_2d or none"},
+    "rotary_embedding_type": {
+        "help": "none: nothing rotates queries and keys (a rotation opens by its --architecture)"
+    },
+    "position_embedding_on_prefix": {
+        "action": argparse.BooleanOptionalAction,
+        "help": "whether the tokens before the patches have position embeddings",
+    },
+    "image_size": {"type": size, "metavar": "SIZE", "help": "in pixels: 224, or 224x192 (height x width)"},
+    "patch_size": {"type": size, "metavar": "SIZE", "help": "in pixels: 16, or 16x8 (height x width)"},
+    "num_channels": {"type": int, "help": "number of input channels"},
+    "architecture": {
+        "help": "the source's name of the model, such as vit_small_patch16_224 (timm) or vit_b_16 (torchvision), or "
+        "its class, such as ViTModel, if it is of transformers and has no config.json"
+    },
+    "layout": {"help": "one of the format's layouts, such as the release that wrote the checkpoint"},
+    "image_mean": {"type": float, "nargs": "+", "help": "mean of each channel, for pixel values in [0, 1]"},
+    "image_std": {"type": float, "nargs": "+", "help": "standard deviation of each channel, for values in [0, 1]"},
+    "key": {"help": "which model, if a file contains several, such as ema"},
+    "drop": {
+        "action": "append",
+        "metavar": "PART",
+        "help": "leave out a part: head, the classifier, to open the encoder alone; in an export also mask_token, "
+        "which no output depends on, if the target cannot store it",
+    },
+    "revision": {"help": "branch, tag or commit of a Hub repository"},
+}
+
+
+def add_hints(command: argparse.ArgumentParser) -> None:
+    """Add the options for settings that a checkpoint may not contain, as the last group of the help."""
+    known = command.add_argument_group("settings that the checkpoint may not contain")
+    for name, option in HINTS.items():
+        known.add_argument(f"--{name.replace('_', '-')}", **option)
+    labels = "file with the label names: a JSON list or object (number to name), or one name per line"
+    known.add_argument("--labels", type=Path, metavar="FILE", help=labels)
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser whose errors contain only printable characters, whatever was typed or expanded from file names."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error("".join(char if char.isprintable() else ascii(char)[1:-1] for char in message[:1000]))
+
+
+class ShowVersion(argparse.Action):
+    """Action that prints the version of the installed package, looked up only when needed."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
+        import importlib.metadata  # takes a third as long as printing the help
+
+        print(f"plain-vit {importlib.metadata.version('plain-vit')}")
+        parser.exit()
 
 
 if __name__ == "__main__":

@@ -160,7 +160,10 @@ setup(
     # The scripts of examples/ are modules of the package where it is installed: `python -m plain_vit.examples.NAME`.
     packages=[*find_packages(include=["plain_vit", "plain_vit.*"]), "plain_vit.examples"],
     package_dir={"plain_vit.examples": "examples"},
-    package_data={"plain_vit": ["py.typed", "browse/page.*", "hub/*.md"], "plain_vit.examples": ["**/*"]},
+    package_data={
+        "plain_vit": ["py.typed", "browse/page.*", "hub/*.md", "conversion/sources/**/*.json"],
+        "plain_vit.examples": ["**/*"],
+    },
     exclude_package_data={"plain_vit.examples": ["**/__pycache__/*", "**/*.pyc"]},
     python_requires=">=3.11",
     install_requires=INSTALL_REQUIRES,

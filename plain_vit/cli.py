@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from .conversion.tables.format import Hints
+from .conversion.tables.format import HINTS
 from .errors import (
     AmbiguousCheckpointError,
     CheckpointError,
@@ -351,7 +351,7 @@ def examples(options: argparse.Namespace) -> None:
 
 def hints_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the given hints, as keyword arguments of `from_checkpoint`; the names of labels are in a file."""
-    names = {field.name for field in fields(Hints)} - {"id2label"} | {"format", "revision"}
+    names = {*HINTS, "format", "revision"} - {"id2label"}
     given = {name: getattr(options, name) for name in sorted(names)}
     given["id2label"] = None if options.labels is None else read_labels(options.labels)
     return {name: value for name, value in given.items() if value is not None}

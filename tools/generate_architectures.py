@@ -13,11 +13,11 @@ import argparse
 import dataclasses
 import functools
 import importlib
-import itertools
+import json
 import re
 import sys
-import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +25,7 @@ from unittest import mock
 
 import torch
 
-PACKAGE = Path(__file__).parent.parent / "plain_vit" / "conversion" / "sources"
-WIDTH = 120
+SOURCES = Path(__file__).parent.parent / "plain_vit" / "conversion" / "sources"
 
 # Files of timm with models made of Vision Transformer blocks, or named after it.
 FAMILIES = (
@@ -300,281 +299,116 @@ def open_clip_models() -> dict[str, dict[str, Any]]:
 # Writing
 
 
-def _literal(value: Any) -> str:
-    """Return a literal with double quotes, like the formatter."""
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_literal(key)}: {_literal(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, tuple) and len(value) > 8:
-        return " + ".join(f"({one},) * {len(list(run))}" for one, run in itertools.groupby(value))
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(_literal, value)) + ("," if len(value) == 1 else "") + ")"
-    return repr(value)
-
-
-def _filled(words: Sequence[str], indent: int) -> str:
-    prefix = " " * indent
-    return textwrap.fill(" ".join(words), WIDTH, initial_indent=prefix, subsequent_indent=prefix,
-                         break_long_words=False, break_on_hyphens=False)  # fmt: skip
-
-
-def _mapping(name: str, kind: str, entries: Mapping[str, Any]) -> str:
-    lines = [f"    {_literal(key)}: {_literal(value)}," for key, value in entries.items()]
-    return "\n".join([f"{name}: {kind} = {{", *lines, "}"])
-
-
-def _groups(known: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the groups of a table: what its entrypoints share, then a line for each of them."""
-    groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
-    for name, arguments in known.items():
-        shared = {key: value for key, value in sorted(arguments.items()) if key not in COLUMNS}
-        groups.setdefault(repr(shared), (shared, []))[1].append(name)
-    written = []
-    for shared, names in sorted(groups.values(), key=lambda group: (-len(group[1]), str(group[0]))):
-        names.sort(key=lambda name: (known[name]["embed_dim"], known[name]["depth"], name))
-        head = f'    ({_literal(shared)}, """'
-        if len(head) > WIDTH:
-            each = (f"        {_literal(key)}: {_literal(value)}," for key, value in shared.items())
-            head = "\n".join(["    ({", *each, '    }, """'])
-        rows = []
-        for name in names:
-            sizes = known[name]
-            ratio = int(sizes["mlp_ratio"]) if sizes["mlp_ratio"] == int(sizes["mlp_ratio"]) else sizes["mlp_ratio"]
-            pixels = sizes["img_size"] if isinstance(sizes["img_size"], int) else "x".join(map(str, sizes["img_size"]))
-            rows.append(f"        {name:42} {pixels:>4} {sizes['patch_size']:3} {sizes['embed_dim']:5} "
-                        f"{sizes['depth']:3} {sizes['num_heads']:3}  {ratio}")  # fmt: skip
-        written.append("\n".join([head, *rows, '    """),']))
-    return "\n".join(written)
-
-
-READING = "ARCHITECTURES = architectures_in(_GROUPS)\n"
-
-
-def constructor_module(constructor: Any) -> str:
-    """Return the text of the table of one of timm's other classes.
+def in_order(entries: Mapping[str, Any], shared: Callable[[Any], Any], rank: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a table as it is proposed to users: entries with the most common settings first.
 
     Args:
-        constructor: The class, as in `timm/constructors.py`.
+        entries: By name.
+        shared: Returns the settings of an entry that many have in common.
+        rank: Returns what orders the entries with the same of these, before their names.
+    """
+    groups = {name: str(shared(entry)) for name, entry in entries.items()}
+    sizes = Counter(groups.values())
+    names = sorted(entries, key=lambda name: (-sizes[groups[name]], groups[name], rank(entries[name]), name))
+    return {name: entries[name] for name in names}
+
+
+def timm_in_order(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return entrypoints of timm in order, the columns of each before its other arguments."""
+
+    def others(given: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in sorted(given.items()) if name not in COLUMNS}
+
+    written = {
+        name: {**{column: given[column] for column in COLUMNS}, "mlp_ratio": float(given["mlp_ratio"]), **others(given)}
+        for name, given in known.items()
+    }
+    return in_order(written, others, lambda given: (given["embed_dim"], given["depth"]))
+
+
+def timm_table(constructor: Any = None) -> dict[str, Any]:
+    """Return the table of a class of timm.
+
+    Args:
+        constructor: As in `timm/constructors.py`; None for the VisionTransformer.
     """
     import timm
 
-    file = constructor.class_path.split(".")[-2]
-    return f'''"""What timm's names of `{file}.py` mean, so that their files open without timm.
-
-Written by `make architectures` from timm {timm.__version__}: the entrypoints that plain-vit opens, as arguments of its
-`{constructor.name}`. `tests/sources/test_timm_sweep.py` compares the table with the installed timm.
-"""
-
-from typing import Any
-
-from ..groups import architectures_in
-
-# What the entrypoints of a group share, then each one's name, image size and patch size (pixels), width, depth, heads
-# and width of the MLP over the width. Not timm's is `norm_eps`, the epsilon that it binds to `norm_layer`.
-_GROUPS: list[tuple[dict[str, Any], str]] = [
-{_groups(constructor_architectures(constructor))}
-]  # fmt: skip
-
-{READING}'''
-
-
-def eva_module() -> str:
-    """Return the text of `timm/eva/architectures.py`."""
-    from plain_vit.conversion.sources.timm.eva.source import EVA
-
-    return constructor_module(EVA)
-
-
-def beit_module() -> str:
-    """Return the text of `timm/relative/beit_architectures.py`."""
-    from plain_vit.conversion.sources.timm.relative.beit import BEIT
-
-    return constructor_module(BEIT)
-
-
-def relpos_module() -> str:
-    """Return the text of `timm/relative/relpos_architectures.py`."""
-    from plain_vit.conversion.sources.timm.relative.relpos import RELPOS
-
-    return constructor_module(RELPOS)
-
-
-def naflex_module() -> str:
-    """Return the text of `timm/naflex/architectures.py`."""
-    from plain_vit.conversion.sources.timm.naflex.source import NAFLEX
-
-    return constructor_module(NAFLEX)
-
-
-def architectures_module() -> str:
-    """Return the text of `timm/architectures.py`."""
-    import timm
-
+    if constructor is not None:
+        return {"timm": timm.__version__, "architectures": timm_in_order(constructor_architectures(constructor))}
     known = timm_architectures()
-    return f'''"""What timm's names of plain Vision Transformers mean, so that their files open without timm.
-
-Written by `make architectures` from timm {timm.__version__}: all entrypoints of its `vision_transformer.py` and
-`deit.py`, and the paper's hybrids of `vision_transformer_hybrid.py`, as arguments of its `VisionTransformer`.
-`tests/sources/test_timm_architectures.py` compares the table with the installed timm.
-"""
-
-from typing import Any
-
-from .groups import architectures_in
-
-TIMM_VERSION = "{timm.__version__}"
-
-# What the entrypoints of a group share, then each one's name, image size and patch size (pixels), width, depth, heads
-# and width of the MLP over the width. Three arguments are not timm's: `distilled` names the class with a distillation
-# token, `norm_eps` the epsilon that timm binds to `norm_layer`, `stem_depths` the stages of a hybrid's ResNet.
-_GROUPS: list[tuple[dict[str, Any], str]] = [
-{_groups(known)}
-]  # fmt: skip
-
-{READING}
-# Those whose models take images of other sizes than their own.
-ANY_SIZE = ({", ".join(map(_literal, timm_any_size()))})
-
-# Names of earlier releases that today's timm still maps, and that older folders carry.
-{_mapping("OLD_NAMES", "dict[str, str]", old_names(known))}
-
-# Published files whose names end in the first digits of their SHA-256, and the model and tag that each holds.
-{_mapping("PUBLISHED_FILES", "dict[str, str]", published_timm_files(known))}
-'''
+    return {
+        "timm": timm.__version__,
+        "architectures": timm_in_order(known),
+        "any_size": timm_any_size(),
+        "old_names": old_names(known),
+        "published_files": published_timm_files(known),
+    }
 
 
-def families_module() -> str:
-    """Return the text of `timm/families.py`."""
+def families_table() -> dict[str, Any]:
+    """Return timm's other models, by file."""
     import timm
 
     entrypoints = other_entrypoints()
-    parts = families(entrypoints)
-    called = titles(FAMILIES)
-    written = []
-    for file in entrypoints:
-        filled = [
-            f'"""\n{_filled(words, 8)}\n    """' if words else '""'
-            for words in (entrypoints[file], sorted(parts[file].marks), sorted(parts[file].others))
-        ]
-        title = _literal(called[file].replace(chr(34), chr(39)))
-        written.append(f"    ({_literal(file)}, {title}, {', '.join(filled)}),")
-    return f'''"""Models of timm that are like its plain ones and do not open, so that the error can name them.
-
-Written by `make architectures` from timm {timm.__version__}.
-"""
-
-from typing import NamedTuple
+    parts, called = families(entrypoints), titles(FAMILIES)
+    described = {
+        file: {
+            "title": called[file],
+            "entrypoints": names,
+            "marks": sorted(parts[file].marks),
+            "others": sorted(parts[file].others),
+        }
+        for file, names in entrypoints.items()
+    }
+    return {"timm": timm.__version__, "families": described}
 
 
-class Family(NamedTuple):
-    """A file of timm; `{{}}` in a part stands for every number.
-
-    Args:
-        title: What it says that it holds.
-        entrypoints: Its models that plain-vit does not open.
-        marks: Parts of their layers that no other model of timm has.
-        others: Parts beside them, in the same modules, that a Vision Transformer of timm has not.
-    """
-
-    title: str
-    entrypoints: tuple[str, ...]
-    marks: frozenset[str]
-    others: frozenset[str]
-
-
-# File, title, entrypoints, marks, other parts.
-_FAMILIES: list[tuple[str, str, str, str, str]] = [
-{chr(10).join(written)}
-]  # fmt: skip
-
-FAMILIES = {{
-    file: Family(title, tuple(names.split()), frozenset(marks.split()), frozenset(others.split()))
-    for file, title, names, marks, others in _FAMILIES
-}}
-'''
-
-
-def torchvision_module() -> str:
-    """Return the text of `torchvision/architectures.py`."""
+def torchvision_table() -> dict[str, Any]:
+    """Return torchvision's builders and published files."""
     import torchvision
 
     version = ".".join(torchvision.__version__.split("+")[0].split(".")[:2])
-    return f'''"""torchvision's published Vision Transformers, so that their files open with nothing asked.
-
-Written by `make architectures` from torchvision {version}, `torchvision/models/vision_transformer.py`.
-"""
-
-TORCHVISION_VERSION = "{version}"
-
-# The published builders: patch size in pixels, width, depth, heads, width of the MLP.
-{_mapping("ARCHITECTURES", "dict[str, tuple[int, int, int, int, int]]", torchvision_architectures())}
-
-# The published files: resize of the shorter side, centre crop, interpolation, from the `transforms` of each; mean and
-# deviation are ImageNet's in all of them.
-{_mapping("FILES", "dict[str, tuple[int, int, str]]", torchvision_files())}
-'''
+    return {"torchvision": version, "architectures": torchvision_architectures(), "files": torchvision_files()}
 
 
-def open_clip_module() -> str:
-    """Return the text of `open_clip/architectures.py`."""
+def open_clip_table() -> dict[str, Any]:
+    """Return open_clip's models."""
     import open_clip
 
-    sizes = ("image_size", "patch_size", "width", "layers")
-    groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
-    for name, model_cfg in open_clip_models().items():
+    def shared(model_cfg: dict[str, Any]) -> dict[str, Any]:
         vision_cfg = model_cfg["vision_cfg"]
+        sizes = ("image_size", "patch_size", "width", "layers")
         columns = ("image_size", "timm_model_name") if "timm_model_name" in vision_cfg else sizes
-        shared = {key: value for key, value in sorted(vision_cfg.items()) if key not in columns}
-        group = {"columns": columns, "quick_gelu": model_cfg.get("quick_gelu", False), "shared": shared}
-        row = " ".join(str(cell) for cell in (model_cfg["embed_dim"], *(vision_cfg[column] for column in columns)))
-        groups.setdefault(repr(group), (group, []))[1].append(f"        {name:36} {row}")
-    written = []
-    for group, rows in sorted(groups.values(), key=lambda group: (-len(group[1]), str(group[0]))):
-        head = f"    ({_literal(group['columns'])}, {_literal(group['quick_gelu'])}, {_literal(group['shared'])}, "
-        if len(head) + 3 > WIDTH:
-            each = "".join(f"\n        {_literal(key)}: {_literal(one)}," for key, one in group["shared"].items())
-            head = f"    ({_literal(group['columns'])}, {_literal(group['quick_gelu'])}, {{{each}\n    }}, "
-        written.append("\n".join([f'{head}"""', *sorted(rows), '    """),']))
-    return f'''"""Image towers of open_clip's models by name, so that their files open without open_clip.
+        rest = {key: value for key, value in sorted(vision_cfg.items()) if key not in columns}
+        return {"columns": columns, "quick_gelu": model_cfg.get("quick_gelu", False), "shared": rest}
 
-Written by `make architectures` from open_clip {open_clip.__version__}: the `embed_dim`, `quick_gelu` and
-`vision_cfg` of its model configurations.
-"""
-
-from typing import Any
-
-OPEN_CLIP_VERSION = "{open_clip.__version__}"
-
-# What the models of a group share: the columns of its rows after `embed_dim`, `quick_gelu`, the rest of the settings.
-_GROUPS: list[tuple[tuple[str, ...], bool, dict[str, Any], str]] = [
-{chr(10).join(written)}
-]  # fmt: skip
-
-ARCHITECTURES: dict[str, dict[str, Any]] = {{}}
-for _columns, _quick_gelu, _shared, _rows in _GROUPS:
-    for _row in _rows.strip().splitlines():
-        _name, _embed_dim, *_cells = _row.split()
-        _values = [int(_cell) if _cell.isdigit() else _cell for _cell in _cells]
-        ARCHITECTURES[_name] = {{
-            "embed_dim": int(_embed_dim),
-            **({{"quick_gelu": True}} if _quick_gelu else {{}}),
-            "vision_cfg": {{**_shared, **dict(zip(_columns, _values, strict=True))}},
-        }}
-'''
+    known = in_order(open_clip_models(), shared, lambda model_cfg: 0)
+    return {"open_clip": open_clip.__version__, "architectures": known}
 
 
-# Each table, and what writes it; the families are known by the parts that the first has.
-TABLES: dict[str, Callable[[], str]] = {
-    "timm/architectures.py": architectures_module,
-    "timm/eva/architectures.py": eva_module,
-    "timm/relative/beit_architectures.py": beit_module,
-    "timm/relative/relpos_architectures.py": relpos_module,
-    "timm/naflex/architectures.py": naflex_module,
-    "timm/families.py": families_module,
-    "torchvision/architectures.py": torchvision_module,
-    "open_clip/architectures.py": open_clip_module,
-}
+def as_json(table: Mapping[str, Any]) -> str:
+    """Return the text of a data file, with a line for each entry of its tables."""
+
+    def written(value: Any) -> str:
+        if not isinstance(value, dict):
+            return json.dumps(value)
+        return "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(entry)}" for key, entry in value.items()) + "\n }"
+
+    return "{\n" + ",\n".join(f" {json.dumps(name)}: {written(value)}" for name, value in table.items()) + "\n}\n"
+
+
+def tables() -> dict[str, Callable[[], dict[str, Any]]]:
+    """Return what makes each data file; the families are known by the parts that the models of the first have."""
+    from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS
+
+    return {
+        "timm/architectures.json": timm_table,
+        **{one.data_file: functools.partial(timm_table, one) for one in CONSTRUCTORS},
+        "timm/families.json": families_table,
+        "torchvision/architectures.json": torchvision_table,
+        "open_clip/architectures.json": open_clip_table,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -583,8 +417,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a table would change")
     check = parser.parse_args(arguments).check
     changed = []
-    for name, written in TABLES.items():
-        path, text = PACKAGE / name, written()
+    for name, table in tables().items():
+        path, text = SOURCES / name, as_json(table())
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             changed.append(name)
             if not check:

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from .plan import fill_module, without_empty_head
 from .registry import FORMATS, format_named
 from .tables.compare_modules import class_path, empty_model
 from .tables.engine import convert, sources_of, without_prefix
-from .tables.format import Format, Hints, check_hints, label_fields, name_labels
+from .tables.format import HINTS, Format, Hints, check_hints, label_fields, name_labels
 from .unseen import class_names
 
 
@@ -46,9 +45,8 @@ def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -
         AmbiguousCheckpointError: There are several, or the module does not determine all settings.
         ExportError: It has parts that plain-vit does not support.
     """
-    there_are = [field.name for field in fields(Hints)]
-    if unknown := sorted(hints.keys() - there_are):
-        raise TypeError(f"from_module has no hint {', '.join(map(repr, unknown))}: it has {', '.join(there_are)}")
+    if unknown := sorted(hints.keys() - set(HINTS)):
+        raise TypeError(f"from_module has no hint {', '.join(map(repr, unknown))}: it has {', '.join(HINTS)}")
     known = Hints(**hints)
     if format is not None:
         format_named(format)

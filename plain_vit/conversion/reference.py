@@ -16,7 +16,7 @@ from .plan import ConversionPlan
 from .report import REFERENCE, TOLERANCE
 from .tables.compare_modules import empty_model
 from .tables.engine import without_prefix
-from .tables.format import EXPECTED, Description, Format, Hints, Inference
+from .tables.format import HINTS, Description, Format, Hints, Inference
 
 # For logits computed elsewhere, perhaps on another machine. Wrong head counts or poolings exceed it by far, a wrong
 # epsilon does not. Half precision rounds more, in every layer, so this number of its rounding errors is allowed.
@@ -184,7 +184,7 @@ class ForeignCheckpoint:
         try:
             yield [(hints, self.describe(hints))]
         except AmbiguousCheckpointError as error:
-            if not error.candidates or not error.candidates.keys() <= EXPECTED.keys() - {"key"}:
+            if not error.candidates or not error.candidates.keys() <= set(HINTS) - {"key"}:
                 raise
             if "patch_size" in error.candidates and hints.num_channels is None:  # each determines the other
                 hints = replace(hints, num_channels=reference.pixel_values.shape[1])

@@ -25,7 +25,7 @@ from transformers import (
 
 from ..configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from ..conversion import from_checkpoint
-from ..conversion.tables.format import EXPECTED
+from ..conversion.tables.format import HINTS
 from ..errors import CheckpointError, DataError, PlainViTError, TrainingError, few, listed
 from ..files.other_files import is_exported
 from ..image_processing_plain_vit import PlainViTImageProcessor, SourcePreprocessing
@@ -62,8 +62,8 @@ def checkpoint_hints(words: Sequence[str] | None) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for word in words or []:
         name, _, text = word.partition("=")
-        if name not in EXPECTED or not text:
-            raise TrainingError(f"{word!r} is not a hint: expected name=value, the name one of {', '.join(EXPECTED)}.")
+        if name not in HINTS or not text:
+            raise TrainingError(f"{word!r} is not a hint: expected name=value, the name one of {', '.join(HINTS)}.")
         size = re.fullmatch(r"(\d+)x(\d+)", text)
         try:
             hints[name] = (int(size[1]), int(size[2])) if size else json.loads(text)

@@ -22,12 +22,12 @@ from plain_vit import PlainViTForImageClassification, PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
 from plain_vit.conversion.recognition import recognise
 from plain_vit.conversion.registry import FORMATS
-from plain_vit.conversion.sources.open_clip.architectures import ARCHITECTURES
 from plain_vit.conversion.sources.open_clip.pixels import processor_from_open_clip
+from plain_vit.conversion.sources.open_clip.settings import architectures
 from plain_vit.conversion.sources.open_clip.source import OPEN_CLIP
-from plain_vit.conversion.sources.timm.architectures import ARCHITECTURES as TIMM_ARCHITECTURES
 from plain_vit.conversion.sources.timm.arguments import architecture_of
 from plain_vit.conversion.sources.timm.constructors import constructor_named
+from plain_vit.conversion.sources.timm.names import plain_names
 from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import (
     AmbiguousCheckpointError,
@@ -413,7 +413,7 @@ def test_a_missing_and_a_strange_tensor_are_both_named(tmp_path: Path) -> None:
 
 def opens(name: str) -> bool:
     """Return whether a model of open_clip is one that plain-vit opens."""
-    vision_cfg = ARCHITECTURES[name]["vision_cfg"]
+    vision_cfg = architectures()[name]["vision_cfg"]
     if "timm_model_name" not in vision_cfg:
         return "attentional_pool" not in vision_cfg
     if constructor_named(vision_cfg["timm_model_name"]) is not None:
@@ -426,21 +426,21 @@ def opens(name: str) -> bool:
 
 
 def _on_meta(name: str) -> nn.Module:
-    model_cfg = ARCHITECTURES[name]
+    model_cfg = architectures()[name]
     with torch.device("meta"):
         return _build_vision_tower(model_cfg["embed_dim"], dict(model_cfg["vision_cfg"]), model_cfg.get("quick_gelu"))
 
 
 def make_shallow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a named model two blocks, in open_clip and in our tables; so has each that could be meant."""
-    vision_cfg = ARCHITECTURES[name]["vision_cfg"]
+    vision_cfg = architectures()[name]["vision_cfg"]
     if "timm_model_name" not in vision_cfg:
-        changed = {**ARCHITECTURES[name], "vision_cfg": {**vision_cfg, "layers": 2}}
-        monkeypatch.setitem(ARCHITECTURES, name, changed)
+        changed = {**architectures()[name], "vision_cfg": {**vision_cfg, "layers": 2}}
+        monkeypatch.setitem(architectures(), name, changed)
         return
     trunk = vision_cfg["timm_model_name"].split(".")[0]
     constructor: Any = constructor_named(trunk)
-    table = TIMM_ARCHITECTURES if constructor is None else constructor.architectures
+    table = plain_names().architectures if constructor is None else constructor.architectures
     for each, arguments in table.items():
         monkeypatch.setitem(table, each, {**arguments, "depth": 2})
     monkeypatch.setattr(timm, "create_model", functools.partial(timm.create_model, depth=2))
@@ -449,13 +449,13 @@ def make_shallow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_models_of_open_clip_that_open_are_counted() -> None:
     known = {name for name in open_clip.list_models() if not isinstance(
         open_clip.get_model_config(name)["vision_cfg"].get("layers"), list)}  # fmt: skip
-    assert known == ARCHITECTURES.keys()
-    opened = [name for name in ARCHITECTURES if opens(name)]
-    assert (len(open_clip.list_models()), len(ARCHITECTURES), len(opened)) == (144, 134, 97)
+    assert known == architectures().keys()
+    opened = [name for name in architectures() if opens(name)]
+    assert (len(open_clip.list_models()), len(architectures()), len(opened)) == (144, 134, 97)
 
 
 @pytest.mark.slow(quick=["ViT-B-32-quickgelu", "ViT-B-16-SigLIP", "PE-Core-T-16-384"])
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if opens(name)])
+@pytest.mark.parametrize("name", [name for name in architectures() if opens(name)])
 def test_a_named_model_has_the_config_of_the_live_one_and_its_shapes_alone_do_not_open(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,7 +471,7 @@ def test_a_named_model_has_the_config_of_the_live_one_and_its_shapes_alone_do_no
     assert sum(p.numel() for p in live.parameters()) == sum(p.numel() for p in tower.parameters())
     with pytest.raises(AmbiguousCheckpointError) as caught:
         OPEN_CLIP.describe_checkpoint(tensors, {}, Hints())
-    assert "timm_model_name" in ARCHITECTURES[name]["vision_cfg"] or name in caught.value.candidates["architecture"]
+    assert "timm_model_name" in architectures()[name]["vision_cfg"] or name in caught.value.candidates["architecture"]
 
 
 @pytest.mark.parametrize("name", ["coca_ViT-B-32", "ViTamin-S", "convnext_tiny"])

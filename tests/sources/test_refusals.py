@@ -43,8 +43,8 @@ from plain_vit.conversion import from_checkpoint, from_module
 from plain_vit.conversion.registry import FORMATS
 from plain_vit.conversion.sources.timm.arguments import OPENED
 from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS
-from plain_vit.conversion.sources.timm.families import FAMILIES
 from plain_vit.conversion.sources.timm.modules import CLASS_PATHS
+from plain_vit.conversion.sources.timm.names import families
 from plain_vit.conversion.sources.timm.source import TIMM
 from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import (
@@ -390,7 +390,7 @@ def check_timm(file: str, name: str, folder: Path) -> None:
     path = sparse_file(module.state_dict(), folder / f"{name}.safetensors")
     refusal = follow(Refused(path, ("timm",)))
     assert refusal
-    listed = file in FAMILIES and name in FAMILIES[file].entrypoints
+    listed = file in families() and name in families()[file].entrypoints
     named = listed and file not in NAMELESS
     assert re.findall(r"timm's (\w+)\.py \(", refusal) == ([file] if named else [])
     assert not named or refusal.startswith("UnknownFormatError")

@@ -3,11 +3,12 @@
 Where these are of another release than the tables were written from, each entry is still compared with them.
 """
 
+import json
 import re
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import open_clip
 import pytest
 import timm
 import torch
@@ -18,22 +19,27 @@ from torch.overrides import TorchFunctionMode
 from plain_vit.conversion import from_module
 from plain_vit.conversion.recognition import recognise
 from plain_vit.conversion.registry import FORMATS
-from plain_vit.conversion.sources.timm.architectures import ARCHITECTURES, OLD_NAMES, PUBLISHED_FILES, TIMM_VERSION
 from plain_vit.conversion.sources.timm.arguments import DEFAULTS
 from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS
-from plain_vit.conversion.sources.timm.families import FAMILIES
+from plain_vit.conversion.sources.timm.names import families, plain_names
 from plain_vit.conversion.sources.timm.shapes import part_of
 from plain_vit.conversion.sources.timm.source import TIMM
 from plain_vit.conversion.sources.timm.tables import own_parts
-from plain_vit.conversion.sources.torchvision.architectures import FILES, TORCHVISION_VERSION
+from plain_vit.conversion.sources.torchvision.pixels import published_files
+from plain_vit.conversion.tables.data_files import SOURCES, data_file
 from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import AmbiguousCheckpointError, ExportError
 from tests import ROOT
 from tests.sizes import NIGHTLY, draws, few
 from tools import generate_architectures as generator
 
-INSTALLED = {"timm": timm.__version__, "torchvision": ".".join(torchvision.__version__.split("+")[0].split(".")[:2])}
-RECORDED = {"timm": TIMM_VERSION, "torchvision": TORCHVISION_VERSION}
+INSTALLED = {
+    "open_clip": open_clip.__version__,
+    "timm": timm.__version__,
+    "torchvision": ".".join(torchvision.__version__.split("+")[0].split(".")[:2]),
+}
+RECORDED = {name: data_file(f"{name}/architectures.json")[name] for name in INSTALLED}
+ARCHITECTURES, FAMILIES = plain_names().architectures, families()
 
 
 class Unfilled(TorchFunctionMode):
@@ -52,27 +58,18 @@ def skip_other_releases(package: str) -> None:
 @pytest.mark.slow
 def test_the_table_is_what_timm_builds() -> None:
     theirs = generator.timm_architectures()
-    if INSTALLED["timm"] == TIMM_VERSION:
+    if INSTALLED["timm"] == RECORDED["timm"]:
         assert len(theirs) == 179 + 9  # plain ones, and the hybrids whose ResNet is the paper's
         assert ARCHITECTURES.keys() == theirs.keys()
     for name in ARCHITECTURES.keys() & theirs.keys():
         assert {**DEFAULTS, **ARCHITECTURES[name]} == {**DEFAULTS, **theirs[name]}, name
 
 
-@pytest.mark.slow(quick=["torchvision-torchvision/architectures.py-torchvision_module"])
-@pytest.mark.parametrize(
-    "package, table, write",
-    [
-        ("timm", "timm/architectures.py", generator.architectures_module),
-        ("timm", "timm/eva/architectures.py", generator.eva_module),
-        ("timm", "timm/relative/beit_architectures.py", generator.beit_module),
-        ("timm", "timm/relative/relpos_architectures.py", generator.relpos_module),
-        ("torchvision", "torchvision/architectures.py", generator.torchvision_module),
-    ],
-)
-def test_a_table_is_written_again_as_it_is(package: str, table: str, write: Callable[[], str]) -> None:
-    skip_other_releases(package)
-    assert (generator.PACKAGE / table).read_text() == write()
+@pytest.mark.slow(quick=["torchvision/architectures.json"])
+@pytest.mark.parametrize("name", [name for name in generator.tables() if "families" not in name])
+def test_a_table_is_written_again_as_it_is(name: str) -> None:
+    skip_other_releases(name.partition("/")[0])
+    assert (SOURCES / name).read_text(encoding="utf-8") == generator.as_json(generator.tables()[name]())
 
 
 @pytest.mark.slow
@@ -82,23 +79,22 @@ def test_the_table_of_families_is_written_again_as_it_is(monkeypatch: pytest.Mon
     models = [name for file in timm.list_modules() for name in few(listed(module=file), 2)]
     monkeypatch.setattr(timm, "list_models", lambda module="": listed(module=module) if module else models)
     with Unfilled():
-        text = generator.families_module()
-    written: dict[str, Any] = {}
-    exec(text, written)
-    found = written["FAMILIES"]
-    assert [*found] == [*FAMILIES]
-    for file, family in FAMILIES.items():
-        assert (found[file].title, found[file].entrypoints) == (family.title, family.entrypoints)
+        text = generator.as_json(generator.families_table())
+    recorded = (SOURCES / "timm/families.json").read_text(encoding="utf-8")
+    found, known = json.loads(text)["families"], json.loads(recorded)["families"]
+    assert [*found] == [*known]
+    for file, family in known.items():
+        assert (found[file]["title"], found[file]["entrypoints"]) == (family["title"], family["entrypoints"])
     # The models that are left out have more parts of their own file, or have those of another one too.
-    assert sum(found[file] != FAMILIES[file] for file in FAMILIES) <= draws(8, nightly=0)
-    assert not NIGHTLY or text == (generator.PACKAGE / "timm/families.py").read_text()
+    assert sum(found[file] != known[file] for file in known) <= draws(8, nightly=0)
+    assert not NIGHTLY or text == recorded
     opened = set(ARCHITECTURES).union(*(constructor.architectures for constructor in CONSTRUCTORS))
     assert not opened & {name for family in FAMILIES.values() for name in family.entrypoints}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_old_names_are_what_timm_maps_them_to() -> None:
-    for old, name in OLD_NAMES.items():
+    for old, name in plain_names().old_names.items():
         with mock.patch.object(vision_transformer, "build_model_with_cfg") as builder, \
                 mock.patch.object(deit, "build_model_with_cfg", builder), \
                 mock.patch.object(vision_transformer_hybrid, "build_model_with_cfg", builder):  # fmt: skip
@@ -107,10 +103,9 @@ def test_old_names_are_what_timm_maps_them_to() -> None:
 
 
 def test_published_files_are_known_by_the_hash_in_their_names() -> None:
-    assert TIMM.published_files == PUBLISHED_FILES
-    assert len(PUBLISHED_FILES) == 15
-    assert PUBLISHED_FILES["deit_base_patch16_224-b5f2ef4d"] == "deit_base_patch16_224.fb_in1k"
-    assert len(FILES) == 10
+    assert len(TIMM.published_files) == 15
+    assert TIMM.published_files["deit_base_patch16_224-b5f2ef4d"] == "deit_base_patch16_224.fb_in1k"
+    assert len(published_files()) == 10
 
 
 # Every entrypoint

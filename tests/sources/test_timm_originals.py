@@ -11,7 +11,7 @@ from timm.models.eva import checkpoint_filter_fn
 from torch import nn
 
 from plain_vit.conversion import from_checkpoint, to_checkpoint
-from plain_vit.conversion.sources.timm.eva.architectures import ARCHITECTURES
+from plain_vit.conversion.sources.timm.eva.source import EVA
 from plain_vit.conversion.sources.timm.source import TIMM
 from plain_vit.conversion.tables.engine import revert
 from plain_vit.errors import AmbiguousCheckpointError, ExportError, MappingError, PlainViTError, UnknownFormatError
@@ -104,7 +104,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[str, nn.Modul
 
     def make(name: str) -> tuple[str, nn.Module, Tensors]:
         small = {"img_size": image_size(name), "embed_dim": 56, "num_heads": HEADS, "depth": DEPTH}
-        monkeypatch.setitem(ARCHITECTURES, f"tiny_{name}", {**ARCHITECTURES[name], **small})
+        monkeypatch.setitem(EVA.architectures, f"tiny_{name}", {**EVA.architectures[name], **small})
         is_core = "pe_core" in name
         module = tiny_timm(name, depth=DEPTH, num_classes=EMBEDDED if is_core else 0)
         state = {key: tensor for key, tensor in module.state_dict().items() if not key.startswith("head.")}

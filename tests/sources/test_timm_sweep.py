@@ -11,10 +11,10 @@ import torch
 
 from plain_vit import PlainViTForImageClassification
 from plain_vit.conversion import from_module, to_module
-from plain_vit.conversion.sources.timm.architectures import ARCHITECTURES as PLAIN
 from plain_vit.conversion.sources.timm.arguments import config_of
 from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS, constructor_named
 from plain_vit.conversion.sources.timm.naflex.source import NAFLEX
+from plain_vit.conversion.sources.timm.names import plain_names
 from plain_vit.conversion.sources.timm.relative.beit import BEIT
 from plain_vit.conversion.sources.timm.relative.relpos import RELPOS
 from plain_vit.conversion.sources.timm.source import TIMM
@@ -116,4 +116,6 @@ def test_the_table_has_the_sizes_and_settings_of_timm(name: str) -> None:
 
 
 def test_no_entrypoint_is_in_two_tables() -> None:
-    assert len(ENTRYPOINTS) == len(PLAIN) + sum(len(constructor.architectures) for constructor in CONSTRUCTORS)
+    assert len(ENTRYPOINTS) == len(plain_names().architectures) + sum(
+        len(constructor.architectures) for constructor in CONSTRUCTORS
+    )

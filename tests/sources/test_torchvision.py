@@ -17,7 +17,7 @@ from torchvision.models.vision_transformer import ConvStemConfig, VisionTransfor
 
 from plain_vit import PlainViTForImageClassification, PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
-from plain_vit.conversion.sources.torchvision.source import ARCHITECTURES, TORCHVISION
+from plain_vit.conversion.sources.torchvision.source import TORCHVISION, architectures
 from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError
 from tests.conftest import randomize_
@@ -97,13 +97,13 @@ def test_every_tensor_exports_back_bit_for_bit(representation_size: int | None) 
     record({**source_record(representation_size), "way_back_bit_exact": True})
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", architectures())
 def test_a_builder_of_torchvision_has_our_shapes_and_count(name: str) -> None:
     with torch.device("meta"):
         module = getattr(torchvision.models, name)()
         model = from_module(module)
     assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in module.parameters())
-    patch_size, width, depth, heads, mlp_width = ARCHITECTURES[name]
+    patch_size, width, depth, heads, mlp_width = architectures()[name]
     config = model.config
     assert (config.patch_size, config.hidden_size, config.num_hidden_layers) == (patch_size, width, depth)
     assert (config.num_attention_heads, config.intermediate_size, config.layer_norm_eps) == (heads, mlp_width, 1e-6)
@@ -240,7 +240,7 @@ def test_earlier_names_of_the_mlp_are_read(tmp_path: Path) -> None:
     assert converted.report.differences is not None
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", architectures())
 def test_a_named_architecture_settles_heads_and_epsilon_and_its_shapes_alone_do_not(name: str) -> None:
     with torch.device("meta"):
         tensors = getattr(torchvision.models, name)().state_dict()
@@ -249,7 +249,7 @@ def test_a_named_architecture_settles_heads_and_epsilon_and_its_shapes_alone_do_
     assert caught.value.candidates == {"architecture": (name,)}
     assert set(caught.value.otherwise) == {"num_attention_heads", "layer_norm_eps"}
     described = TORCHVISION.describe_checkpoint(tensors, {}, Hints(architecture=name))
-    assert described.config.num_attention_heads == ARCHITECTURES[name][3]
+    assert described.config.num_attention_heads == architectures()[name][3]
     assert {"num_attention_heads", "layer_norm_eps", "hidden_act", "attention_scale"} <= {
         inference.field for inference in described.inferences
     }
@@ -306,7 +306,7 @@ def test_the_classes_and_pixels_of_a_published_file_are_torchvisions(weights: st
 def test_a_published_file_is_known_by_its_hash_and_another_of_its_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ARCHITECTURES, "vit_b_32", (32, 128, 2, 4, 80))
+    monkeypatch.setitem(architectures(), "vit_b_32", (32, 128, 2, 4, 80))
     sizes: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "hidden_dim": 128, "mlp_dim": 80}
     build = partial(VisionTransformer, image_size=224, patch_size=32, **sizes)
     monkeypatch.setattr(torchvision.models, "vit_b_32", build)
@@ -320,14 +320,14 @@ def test_a_published_file_is_known_by_its_hash_and_another_of_its_name_is_refuse
     assert opened.report.is_independent
     assert difference(output(opened.model, pixels(224)), output(module, pixels(224))) <= TOLERANCE
     ours = path.rename(tmp_path / f"vit_b_32-{digest}.pth")
-    monkeypatch.setattr(TORCHVISION, "published_files", {ours.stem: "vit_b_32-d86f8d99"})
+    monkeypatch.setattr(type(TORCHVISION), "published_files", {ours.stem: "vit_b_32-d86f8d99"})
     report = from_checkpoint(ours).report
     assert f"architecture = 'vit_b_32-d86f8d99', from the SHA-256 of the published file {ours.stem}" in str(report)
     assert report.config.id2label[1] == "goldfish"
 
 
 def test_every_published_file_of_torchvision_is_known() -> None:
-    kinds = [torchvision.models.get_model_weights(name) for name in ARCHITECTURES]
+    kinds = [torchvision.models.get_model_weights(name) for name in architectures()]
     names = [Path(weights.url).stem for kind in kinds for weights in kind]
     assert sorted(TORCHVISION.published_files) == sorted(names)
     assert len(names) == 10

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from plain_vit.conversion.sources.timm.architectures import ARCHITECTURES
 from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS
 from plain_vit.conversion.sources.timm.naflex.source import NAFLEX
+from plain_vit.conversion.sources.timm.names import plain_names
 from plain_vit.conversion.sources.timm.source import TIMM
 from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import AmbiguousCheckpointError
@@ -20,7 +20,7 @@ from tests.conftest import randomize_
 from tests.tiny import difference
 
 # The arguments of all entrypoints that open, of all classes.
-ENTRYPOINTS: dict[str, Any] = dict(ARCHITECTURES)
+ENTRYPOINTS: dict[str, Any] = dict(plain_names().architectures)
 for constructor in CONSTRUCTORS:
     ENTRYPOINTS |= constructor.architectures
 

@@ -67,6 +67,16 @@ class Row:
     ours: str | tuple[str, ...]
     transform: Transform = IDENTITY
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All names in the source."""
+        return (self.source,) if isinstance(self.source, str) else self.source
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """All names in our model."""
+        return (self.ours,) if isinstance(self.ours, str) else self.ours
+
 
 @dataclass(frozen=True)
 class _Group:
@@ -281,11 +291,9 @@ def _groups(rows: Sequence[Row], names: Collection[str]) -> tuple[list[_Group], 
 
 def _groups_of(row: Row, names: Collection[str]) -> Iterator[_Group]:
     """Yield the groups of a row: our names that it matches, grouped by their source tensors."""
-    sources = (row.source,) if isinstance(row.source, str) else row.source
-    ours = (row.ours,) if isinstance(row.ours, str) else row.ours
-    shared = sources[0].count("{}")
+    shared = row.sources[0].count("{}")
     found: dict[tuple[tuple[str, ...], str], set[tuple[str, ...]]] = {}
-    for pattern in ours:
+    for pattern in row.targets:
         expression = re.compile(re.escape(pattern).replace(r"\{\}", INDEX) + LEAF)
         # Most rows of a large table have no index, so their names can be looked up instead of searched.
         candidates = names if "{}" in pattern else [pattern + leaf for leaf in LEAVES if pattern + leaf in names]
@@ -295,8 +303,8 @@ def _groups_of(row: Row, names: Collection[str]) -> Iterator[_Group]:
     for (index, leaf), indices in found.items():
         in_order = sorted(indices, key=lambda index: [int(number) for number in index])
         yield _Group(
-            tuple(source.format(*index) + leaf for source in sources),
-            tuple(pattern.format(*index) + leaf for index in in_order for pattern in ours),
+            tuple(source.format(*index) + leaf for source in row.sources),
+            tuple(pattern.format(*index) + leaf for index in in_order for pattern in row.targets),
             row.transform,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -34,86 +34,6 @@ MASK_TOKEN = "stands for hidden patches in pre-training, and no output reads it"
 
 # Common factors on the attention scores, as expressions.
 SCALES = ("head_dim**-0.5", "hidden_size**-0.5")
-
-
-@dataclass(frozen=True)
-class Hints:
-    """Settings given by the caller that a checkpoint may not contain; None if not given.
-
-    Every given hint is either used in the model or reported in an error: see `unused_hints`.
-
-    Args:
-        num_attention_heads: Heads of each attention.
-        head_dim: Width of one head.
-        attention_scale: Factor on the attention scores, a number or one of `SCALES`.
-        layer_norm_eps: Epsilon of every norm.
-        hidden_act: Activation of the MLP.
-        pooling: One of the config's, such as "cls" or "mean"; "map" has as many heads as the blocks.
-        pool_prefix_tokens: Whether the pooling includes class and register tokens, not only the patches.
-        final_norm: One of the config's, such as "before_pooling" or "after_pooling".
-        block_type: One of the config's, such as "sequential" or "post_norm".
-        norm_type: One of the config's, "layer_norm" or "rms_norm".
-        mlp_type: One of the config's, such as "mlp" or "swiglu_packed" (the first half of its first layer is the gate).
-        position_embedding_type: One of the config's, such as "learned", a table added to the tokens.
-        rotary_embedding_type: "none" says that nothing rotates queries and keys, which no tensor shows; a rotation
-            opens by its `architecture`.
-        position_embedding_on_prefix: Whether the tokens before the patches have rows in that table.
-        image_size: Native input size in pixels, an int or (height, width).
-        patch_size: Size of a patch in pixels, an int or (height, width).
-        num_channels: Channels of the input.
-        architecture: The source's name of the model, such as timm's "vit_base_patch16_224" or torchvision's "vit_b_16";
-            of transformers, without its config.json, the class, such as "ViTForImageClassification".
-        layout: The layout of the format, such as the release of vit-pytorch that the checkpoint was trained with.
-        key: The model to use if a file or module contains several.
-        image_mean: Mean of each channel of the training images, with values in 0..1.
-        image_std: Standard deviation of each channel, with values in 0..1.
-        drop: Parts to leave out: `("head",)`, the classifier, opens the encoder alone.
-        id2label: Names of the labels, in place of those of the source.
-
-    Raises:
-        CheckpointError: for an invalid value.
-    """
-
-    num_attention_heads: int | None = None
-    head_dim: int | None = None
-    attention_scale: float | str | None = None
-    layer_norm_eps: float | None = None
-    hidden_act: str | None = None
-    pooling: str | None = None
-    pool_prefix_tokens: bool | None = None
-    final_norm: str | None = None
-    block_type: str | None = None
-    norm_type: str | None = None
-    mlp_type: str | None = None
-    position_embedding_type: str | None = None
-    rotary_embedding_type: str | None = None
-    position_embedding_on_prefix: bool | None = None
-    image_size: Size | None = None
-    patch_size: Size | None = None
-    num_channels: int | None = None
-    architecture: str | None = None
-    layout: str | None = None
-    key: str | None = None
-    image_mean: Sequence[float] | None = None
-    image_std: Sequence[float] | None = None
-    drop: Sequence[str] | None = None
-    id2label: Mapping[int, str] | Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in self.given().items():
-            expected = EXPECTED[name]
-            if not expected.admits(value):
-                raise CheckpointError(f"{name} is {value!r}: expected {expected.text}")
-
-    def given(self) -> dict[str, Any]:
-        """Return the given hints by name."""
-        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
-
-    def scale(self, hidden_size: int, head_dim: int) -> float | None:
-        """Return the factor on the attention scores as a number."""
-        if not isinstance(self.attention_scale, str):
-            return self.attention_scale
-        return {"head_dim**-0.5": head_dim, "hidden_size**-0.5": hidden_size}[self.attention_scale] ** -0.5
 
 
 class Expectation(NamedTuple):
@@ -153,41 +73,103 @@ NUMBERS = Expectation(
     "one finite number per channel",
     lambda value: isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_number, value)),
 )
-EXPECTED = {
-    "num_attention_heads": COUNT,
-    "head_dim": COUNT,
-    "attention_scale": Expectation(
-        f"a positive number, or {' or '.join(SCALES)}",
-        lambda value: value in SCALES if isinstance(value, str) else POSITIVE.admits(value),
-    ),
-    "layer_norm_eps": POSITIVE,
-    "hidden_act": _one_of(ACTIVATIONS),
-    "pooling": _choices("pooling"),
-    "pool_prefix_tokens": FLAG,
-    "final_norm": _choices("final_norm"),
-    "block_type": _choices("block_type"),
-    "norm_type": _choices("norm_type"),
-    "mlp_type": _choices("mlp_type"),
-    "position_embedding_type": _choices("position_embedding_type"),
-    "rotary_embedding_type": _choices("rotary_embedding_type"),
-    "position_embedding_on_prefix": FLAG,
-    "image_size": SIZE,
-    "patch_size": SIZE,
-    "num_channels": COUNT,
-    "architecture": TEXT,
-    "layout": TEXT,
-    "key": Expectation("a name", lambda value: isinstance(value, str)),
-    "image_mean": NUMBERS,
-    "image_std": NUMBERS,
-    "drop": Expectation(
-        f"a list of parts, such as ({HEAD!r},)",
-        lambda value: isinstance(value, Sequence) and not isinstance(value, str) and set(value) <= {HEAD},
-    ),
-    "id2label": Expectation(
-        "a list of names, or names by number",
-        lambda value: isinstance(value, Mapping | Sequence) and not isinstance(value, str),
-    ),
-}
+SCALE = Expectation(
+    f"a positive number, or {' or '.join(SCALES)}",
+    lambda value: value in SCALES if isinstance(value, str) else POSITIVE.admits(value),
+)
+KEY = Expectation("a name", lambda value: isinstance(value, str))
+PARTS = Expectation(
+    f"a list of parts, such as ({HEAD!r},)",
+    lambda value: isinstance(value, Sequence) and not isinstance(value, str) and set(value) <= {HEAD},
+)
+LABELS = Expectation(
+    "a list of names, or names by number",
+    lambda value: isinstance(value, Mapping | Sequence) and not isinstance(value, str),
+)
+
+
+@dataclass(frozen=True)
+class Hints:
+    """Settings given by the caller that a checkpoint may not contain; None if not given.
+
+    Every given hint is either used in the model or reported in an error: see `unused_hints`. The valid values of each
+    are beside its type.
+
+    Args:
+        num_attention_heads: Heads of each attention.
+        head_dim: Width of one head.
+        attention_scale: Factor on the attention scores, a number or one of `SCALES`.
+        layer_norm_eps: Epsilon of every norm.
+        hidden_act: Activation of the MLP.
+        pooling: One of the config's, such as "cls" or "mean"; "map" has as many heads as the blocks.
+        pool_prefix_tokens: Whether the pooling includes class and register tokens, not only the patches.
+        final_norm: One of the config's, such as "before_pooling" or "after_pooling".
+        block_type: One of the config's, such as "sequential" or "post_norm".
+        norm_type: One of the config's, "layer_norm" or "rms_norm".
+        mlp_type: One of the config's, such as "mlp" or "swiglu_packed" (the first half of its first layer is the gate).
+        position_embedding_type: One of the config's, such as "learned", a table added to the tokens.
+        rotary_embedding_type: "none" says that nothing rotates queries and keys, which no tensor shows; a rotation
+            opens by its `architecture`.
+        position_embedding_on_prefix: Whether the tokens before the patches have rows in that table.
+        image_size: Native input size in pixels, an int or (height, width).
+        patch_size: Size of a patch in pixels, an int or (height, width).
+        num_channels: Channels of the input.
+        architecture: The source's name of the model, such as timm's "vit_base_patch16_224" or torchvision's "vit_b_16";
+            of transformers, without its config.json, the class, such as "ViTForImageClassification".
+        layout: The layout of the format, such as the release of vit-pytorch that the checkpoint was trained with.
+        key: The model to use if a file or module contains several.
+        image_mean: Mean of each channel of the training images, with values in 0..1.
+        image_std: Standard deviation of each channel, with values in 0..1.
+        drop: Parts to leave out: `("head",)`, the classifier, opens the encoder alone.
+        id2label: Names of the labels, in place of those of the source.
+
+    Raises:
+        CheckpointError: for an invalid value.
+    """
+
+    num_attention_heads: Annotated[int | None, COUNT] = None
+    head_dim: Annotated[int | None, COUNT] = None
+    attention_scale: Annotated[float | str | None, SCALE] = None
+    layer_norm_eps: Annotated[float | None, POSITIVE] = None
+    hidden_act: Annotated[str | None, _one_of(ACTIVATIONS)] = None
+    pooling: Annotated[str | None, _choices("pooling")] = None
+    pool_prefix_tokens: Annotated[bool | None, FLAG] = None
+    final_norm: Annotated[str | None, _choices("final_norm")] = None
+    block_type: Annotated[str | None, _choices("block_type")] = None
+    norm_type: Annotated[str | None, _choices("norm_type")] = None
+    mlp_type: Annotated[str | None, _choices("mlp_type")] = None
+    position_embedding_type: Annotated[str | None, _choices("position_embedding_type")] = None
+    rotary_embedding_type: Annotated[str | None, _choices("rotary_embedding_type")] = None
+    position_embedding_on_prefix: Annotated[bool | None, FLAG] = None
+    image_size: Annotated[Size | None, SIZE] = None
+    patch_size: Annotated[Size | None, SIZE] = None
+    num_channels: Annotated[int | None, COUNT] = None
+    architecture: Annotated[str | None, TEXT] = None
+    layout: Annotated[str | None, TEXT] = None
+    key: Annotated[str | None, KEY] = None
+    image_mean: Annotated[Sequence[float] | None, NUMBERS] = None
+    image_std: Annotated[Sequence[float] | None, NUMBERS] = None
+    drop: Annotated[Sequence[str] | None, PARTS] = None
+    id2label: Annotated[Mapping[int, str] | Sequence[str] | None, LABELS] = None
+
+    def __post_init__(self) -> None:
+        for hint in fields(self):
+            value, expected = getattr(self, hint.name), get_args(hint.type)[1]
+            if value is not None and not expected.admits(value):
+                raise CheckpointError(f"{hint.name} is {value!r}: expected {expected.text}")
+
+    def given(self) -> dict[str, Any]:
+        """Return the given hints by name."""
+        return {name: value for name in HINTS if (value := getattr(self, name)) is not None}
+
+    def scale(self, hidden_size: int, head_dim: int) -> float | None:
+        """Return the factor on the attention scores as a number."""
+        if not isinstance(self.attention_scale, str):
+            return self.attention_scale
+        return {"head_dim**-0.5": head_dim, "hidden_size**-0.5": hidden_size}[self.attention_scale] ** -0.5
+
+
+HINTS = tuple(hint.name for hint in fields(Hints))
 
 # What a file cannot show, although outputs depend on it, in three parts; `Report.unproven` lists it with its origins.
 #
@@ -197,7 +179,7 @@ UNSEEN = ("num_attention_heads", "attention_scale", "layer_norm_eps", "hidden_ac
 NEUTRAL = ("key", "image_mean", "image_std", "drop", "id2label")
 UNPROVEN = (
     *UNSEEN,
-    *(field.name for field in fields(Hints) if field.name not in (*UNSEEN, *NEUTRAL)),
+    *(name for name in HINTS if name not in (*UNSEEN, *NEUTRAL)),
     *("head", "rotary_theta", "representation_act"),
 )
 # Computations without tensors, which are taken to be absent, except for a rotation that an architecture has.
@@ -263,7 +245,7 @@ def unused_hints(hints: Hints, description: Description) -> list[str]:
         **{name: pair(size) for name in ("image_size", "patch_size") if (size := getattr(hints, name)) is not None},
     }
     found: dict[str, Any] = {
-        **{name: getattr(config, name) for name in EXPECTED if hasattr(config, name) and name != "id2label"},
+        **{name: getattr(config, name) for name in HINTS if hasattr(config, name) and name != "id2label"},
         "attention_scale": default_scale if config.attention_scale is None else config.attention_scale,
         "image_size": config.image_shape,
         "patch_size": config.patch_shape,
@@ -331,14 +313,21 @@ class Format(ABC):
 
     name: str
     suffixes: tuple[str, ...]  # of a checkpoint that is a single file; empty if it is a folder
-    # Names of published files, without suffix, which end in the first digits of their SHA-256, with the architectures.
-    published_files: Mapping[str, str] = MappingProxyType({})
-    architectures: Collection[str] = ()  # the names that the hint `architecture` takes
     # What opens of its packages, by the start of the names of their modules, for errors.
     opens: Mapping[str, Sequence[str]] = MappingProxyType({})
     # The stages of its models, compared one by one; of several, the first whose modules are found in a model applies.
     probes: tuple[Probes, ...] = ()
     heads: tuple[str, ...] = ()  # the modules of the classifier
+
+    @property
+    def architectures(self) -> Collection[str]:
+        """The names that the hint `architecture` takes."""
+        return ()
+
+    @property
+    def published_files(self) -> Mapping[str, str]:
+        """Architectures by published file: its name without suffix, which ends in the first digits of its SHA-256."""
+        return {}
 
     @abstractmethod
     def matches_names(self, names: Collection[str]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import CheckpointError, ExportError
 from ...tables.compare_modules import lost_fields
+from ...tables.data_files import data_file
 
 EPS = 1e-5  # of torch's LayerNorm
 
@@ -81,6 +82,11 @@ FIXED_FIELDS: dict[str, Any] = {
     "representation_bias": False,
     "num_labels": 0,
 }
+
+
+def architectures() -> dict[str, dict[str, Any]]:
+    """Return `embed_dim`, `quick_gelu` and `vision_cfg` of open_clip's models by name, other than modified ResNets."""
+    return data_file("open_clip/architectures.json")["architectures"]
 
 
 def vision_settings(model_cfg: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,9 +20,8 @@ from ...tables.format import Description, Format, Hints, Inference, Probes, Stat
 from ..timm.eva import originals
 from ..timm.source import TIMM
 from . import towers, trunks
-from .architectures import ARCHITECTURES
 from .pixels import processor_from_open_clip
-from .settings import is_trunk, settings_for, vision_settings
+from .settings import architectures, is_trunk, settings_for, vision_settings
 
 VISUAL = "visual."  # the tower in a whole model
 WHOLE_MODELS = {
@@ -113,8 +112,12 @@ class OpenClipFormat(Format):
         "open_clip": [path.removeprefix("open_clip.") for path in (towers.OPEN_CLIP, trunks.TIMM_MODEL)],
         "clip.model": [path.rpartition(".")[2] for path in towers.OPENAI],
     }
-    architectures = tuple(ARCHITECTURES)
     probes = (Probes("conv1", "transformer.resblocks.{}", None),)  # the last norm may act on the pooled token alone
+
+    @property
+    def architectures(self) -> Collection[str]:
+        """The names of open_clip's models, other than modified ResNets."""
+        return architectures()
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has the names of a tower, alone or in a whole model."""
@@ -207,8 +210,8 @@ class OpenClipFormat(Format):
         """Return the settings of a folder or of a named architecture, and their origin."""
         if "model_cfg" in settings:
             return vision_settings(settings["model_cfg"]), "open_clip_config.json"
-        if hints.architecture in ARCHITECTURES:
-            return vision_settings(ARCHITECTURES[str(hints.architecture)]), str(hints.architecture)
+        if hints.architecture in architectures():
+            return vision_settings(architectures()[str(hints.architecture)]), str(hints.architecture)
         return None, ""
 
     def image_processor(
@@ -252,7 +255,7 @@ class OpenClipFormat(Format):
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
         """Let open_clip build the tower of its `open_clip_config.json`, or of a named architecture."""
         named = next((one.value for one in description.inferences if one.field == "architecture"), None)
-        model_cfg = settings.get("model_cfg") or ARCHITECTURES.get(str(named))
+        model_cfg = settings.get("model_cfg") or architectures().get(str(named))
         if model_cfg is None:
             return None
         from open_clip.model import _build_vision_tower

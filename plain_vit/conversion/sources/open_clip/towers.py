@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,13 +13,13 @@ from ....errors import AmbiguousCheckpointError, CheckpointError, ExportError, M
 from ...tables.compare_modules import class_path, differences, epsilon_of
 from ...tables.format import Description, Hints, Inference, StateDict, unused_hints
 from ...tables.infer import head_counts, image_sizes, pair, size_fault, square_grid
-from .architectures import ARCHITECTURES
 from .settings import (
     ACTIVATIONS,
     DEFAULTS,
     EPS,
     POOLINGS,
     REFUSED,
+    architectures,
     config_of,
     is_trunk,
     mlp_width,
@@ -205,12 +206,12 @@ def _missing(
     message = "the tensors of a CLIP's image tower do not show everything that its outputs depend on; give"
     of_grid: list[str] = []
     others: list[str] = []
-    for name, model_cfg in ARCHITECTURES.items():
+    for name, model_cfg in architectures().items():
         settings = vision_settings(model_cfg)
         if is_trunk(settings) or expected(settings) != found or any(settings[one] for one in REFUSED):
             continue
         config = config_of(settings)
-        if unused_hints(hints_without_size(hints), Description(config)):
+        if unused_hints(replace(hints, image_size=None, architecture=None), Description(config)):
             continue
         (of_grid if _count(config.image_shape, config.patch_shape) == patches else others).append(name)
     if of_grid and hints.image_size is None:
@@ -219,11 +220,6 @@ def _missing(
         size = {"image_size": open_["image_size"]} if "image_size" in open_ else {}
         return AmbiguousCheckpointError(message, {"architecture": of_grid + others, **size}, open_)
     return AmbiguousCheckpointError(message, open_)
-
-
-def hints_without_size(hints: Hints) -> Hints:
-    """Return the hints but for the image size, which any architecture can have."""
-    return Hints(**{name: value for name, value in hints.given().items() if name not in ("image_size", "architecture")})
 
 
 # Live modules

@@ -13,8 +13,7 @@ from ....configuration_plain_vit import PlainViTConfig
 from ....errors import ExportError, UnknownFormatError
 from ...tables.compare_modules import epsilon_of, lost_fields
 from ...tables.infer import pair
-from .architectures import ARCHITECTURES, OLD_NAMES
-from .families import FAMILIES
+from .names import families, plain_names
 
 # Its classes that open, for errors.
 OPENED = "VisionTransformer, VisionTransformerDistilled, Eva, Beit, VisionTransformerRelPos and NaFlexVit"
@@ -248,11 +247,7 @@ def arguments_for(config: PlainViTConfig) -> dict[str, Any]:
     Raises:
         ExportError: lists every part of the model that timm's VisionTransformer cannot represent.
     """
-    if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
-        raise ExportError(
-            "timm's heads must add up to the width of the model:",
-            [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"],
-        )
+    check_heads(config)
     given = {one.name: one.theirs(getattr(config, one.field)) for one in ARGUMENTS if one.field is not None}
     given |= _joint_arguments(config)
     if lost := lost_with(ARGUMENTS, config, lambda: config_of(given)):
@@ -260,6 +255,19 @@ def arguments_for(config: PlainViTConfig) -> dict[str, Any]:
     if given["fc_norm"] == norm_follows_pooling({**given, "fc_norm": None}) or not given["final_norm"]:
         given["fc_norm"] = None
     return {name: given[name] for name, default in DEFAULTS.items() if given[name] != default}
+
+
+def check_heads(config: PlainViTConfig) -> None:
+    """Refuse heads that do not add up to the width of the model.
+
+    Raises:
+        ExportError: They do not.
+    """
+    if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
+        raise ExportError(
+            "timm's heads must add up to the width of the model:",
+            [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"],
+        )
 
 
 def lost_with(
@@ -313,19 +321,19 @@ def ratio_of(width: int, hidden_size: int) -> float:
 
 def architecture_of(name: str) -> dict[str, Any]:
     """Return the arguments of a name such as "vit_base_patch16_224" or "vit_base_patch16_224.augreg_in1k"."""
-    base = name.split(".")[0]
-    base = OLD_NAMES.get(base, base)
-    if file := next((file for file, family in FAMILIES.items() if base in family.entrypoints), None):
+    base, plain = name.split(".")[0], plain_names()
+    base = plain.old_names.get(base, base)
+    if file := next((file for file, family in families().items() if base in family.entrypoints), None):
         raise UnknownFormatError(
-            f"{name!r} is of timm's {file}.py ({FAMILIES[file].title}), which plain-vit does not open: it opens "
+            f"{name!r} is of timm's {file}.py ({families()[file].title}), which plain-vit does not open: it opens "
             f"its {OPENED}"
         )
-    if base not in ARCHITECTURES:
+    if base not in plain.architectures:
         raise UnknownFormatError(
-            f"{name!r} is not one of the {len(ARCHITECTURES)} plain Vision Transformers of timm 1.0.31 "
+            f"{name!r} is not one of the {len(plain.architectures)} plain Vision Transformers of timm {plain.timm} "
             "(its vision_transformer.py and deit.py, and the ResNet-V2 hybrids)"
         )
-    return ARCHITECTURES[base]
+    return plain.architectures[base]
 
 
 def architecture_for(config: PlainViTConfig) -> tuple[str, dict[str, Any]]:
@@ -339,8 +347,9 @@ def architecture_for(config: PlainViTConfig) -> tuple[str, dict[str, Any]]:
     wanted = {**DEFAULTS, **arguments_for(config)}
     named = ("distilled", "stem_depths", "block_fn", "mlp_layer", "num_parallel", "fuse_out_proj", "embed_norm_layer")
     best: tuple[str, dict[str, Any]] | None = None
-    for name in sorted(ARCHITECTURES, key=lambda name: not name.startswith("vit_")):
-        have = {**DEFAULTS, **ARCHITECTURES[name]}
+    plain = plain_names().architectures
+    for name in sorted(plain, key=lambda name: not name.startswith("vit_")):
+        have = {**DEFAULTS, **plain[name]}
         if any(have[key] != wanted[key] for key in named):
             continue
         args = {key: value for key, value in wanted.items() if have[key] != value}

@@ -15,7 +15,6 @@ from ....configuration_plain_vit import PlainViTConfig, stem_stride
 from ....errors import AmbiguousCheckpointError, CheckpointError, MappingError
 from ...tables.format import SCALES, Description, Hints, Inference, Size, unused_hints
 from ...tables.infer import grids, head_counts, image_sizes, size_fault
-from .architectures import ARCHITECTURES
 from .arguments import (
     ACTIVATIONS,
     ARGUMENTS,
@@ -29,7 +28,7 @@ from .arguments import (
     ratio_of,
     timm_name_for,
 )
-from .families import FAMILIES
+from .names import families, plain_names
 
 # Arguments set only in code, since no config.json can store a class, but shown by the tensors.
 CODE_ONLY = (
@@ -247,12 +246,12 @@ def families_of(names: Collection[str], known: Collection[str] = ()) -> list[str
         known: The parts of timm's VisionTransformer.
     """
     parts = {part_of(name) for name in names if not name.endswith("num_batches_tracked")}
-    found = parts & set().union(*(family.marks for family in FAMILIES.values()))
+    found = parts & set().union(*(family.marks for family in families().values()))
     modules = {part.partition(".")[0] for part in found}
     inside = {part for part in parts if part.partition(".")[0] in modules}
     return [
         f"{file}.py ({family.title})"
-        for file, family in FAMILIES.items()
+        for file, family in families().items()
         if found and found <= family.marks and inside <= family.marks | family.others | set(known)
     ]
 
@@ -605,8 +604,9 @@ def fitting(
     Architectures with this grid come first, then those whose rows form a square; if none has this grid, the second
     value also asks for the image size.
     """
+    plain = plain_names().architectures
     ranked: dict[str, int] = {}
-    for name, entry in ARCHITECTURES.items():
+    for name, entry in plain.items():
         if expected_observations(entry, known) != known:
             continue
         config = Settled(dict(entry), []).config(known)
@@ -624,5 +624,5 @@ def fitting(
     names = sorted(ranked, key=lambda name: ranked[name])
     if not names or ranked[names[0]] == 0:
         return names, {}
-    first = _image_size(rows, ARCHITECTURES[names[0]].get("no_embed_class", False), known, hints, [])
+    first = _image_size(rows, plain[names[0]].get("no_embed_class", False), known, hints, [])
     return names, {"image_size": first} if isinstance(first, list) else {}

@@ -25,7 +25,6 @@ from ...tables.compare_modules import class_path
 from ...tables.engine import Row, revert
 from ...tables.format import Description, Format, Hints, Inference, Probes, StateDict, label_fields
 from . import dinov2
-from .architectures import ANY_SIZE, ARCHITECTURES, OLD_NAMES, PUBLISHED_FILES
 from .arguments import (
     ACTIVATIONS,
     DEFAULTS,
@@ -42,9 +41,9 @@ from .arguments import (
 from .constructor import Constructor
 from .constructors import CONSTRUCTORS, constructor_named
 from .eva import originals
-from .families import FAMILIES
 from .modules import CLASS_PATHS, arguments_of, build, unknown_parts
 from .naflex.source import NAFLEX
+from .names import families, plain_names
 from .pixels import processor_from_timm, processor_to_timm
 from .shapes import (
     CODE_ONLY,
@@ -57,7 +56,7 @@ from .shapes import (
     settled_by_hints,
     settled_by_name,
 )
-from .tables import GAMMA_ROWS, own_parts, rows_of
+from .tables import GAMMA_ROWS, own_parts, parts_of, rows_of
 
 # Datasets that timm identifies by their number of classes.
 IMAGENETS = {
@@ -85,9 +84,7 @@ def _opened_parts() -> frozenset[str]:
     configs = PlainViTConfig(), PlainViTConfig(mlp_type="swiglu")
     for constructor, config in itertools.product(CONSTRUCTORS, configs):
         for layout in constructor.layouts:
-            for row in constructor.rows(config, layout):
-                sources = [row.source] if isinstance(row.source, str) else row.source
-                parts |= {part_of(source.replace("{}", "0")) for source in sources}
+            parts |= parts_of(constructor.rows(config, layout))
     return frozenset(parts)
 
 
@@ -339,7 +336,8 @@ def _takes_any_size(architecture: str, model_args: Mapping[str, Any]) -> bool:
     """Return whether timm's model takes images of other sizes than its own."""
     constructor, name = constructor_named(architecture), architecture.split(".")[0]
     if constructor is None:
-        by_name = OLD_NAMES.get(name, name) in ANY_SIZE
+        plain = plain_names()
+        by_name = plain.old_names.get(name, name) in plain.any_size
     else:
         by_name = constructor.any_size or constructor.architectures[name].get("dynamic_img_size", False)
     return bool(model_args.get("dynamic_img_size", by_name))
@@ -384,17 +382,26 @@ class TimmFormat(Format):
     suffixes: tuple[str, ...] = ()
     probes = (Probes("patch_embed", "blocks.{}", "norm"),)
     heads = ("head", "head_dist")
-    published_files: Mapping[str, str] = PUBLISHED_FILES
     opens: Mapping[str, Sequence[str]] = {
         "timm.models": [path.rpartition(".")[2] for path in (*CLASS_PATHS, *(one.class_path for one in CONSTRUCTORS))]
     }
-    architectures = (*ARCHITECTURES, *OLD_NAMES, *itertools.chain(*(one.architectures for one in CONSTRUCTORS)))
+
+    @property
+    def published_files(self) -> Mapping[str, str]:
+        """Model and tag by published file."""
+        return plain_names().published_files
+
+    @property
+    def architectures(self) -> Collection[str]:
+        """The names of timm's models that open, today's and earlier ones."""
+        plain, others = plain_names(), itertools.chain(*(one.architectures for one in CONSTRUCTORS))
+        return (*plain.architectures, *plain.old_names, *others)
 
     def has_architecture(self, name: str) -> bool:
         """Return whether a name, with or without the tag of published weights, is one of timm's."""
         base = name.split(".")[0]
         known = base in self.architectures or constructor_named(base) is not None
-        return known or any(base in family.entrypoints for family in FAMILIES.values())
+        return known or any(base in family.entrypoints for family in families().values())
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has timm's names."""

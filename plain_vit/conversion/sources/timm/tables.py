@@ -3,6 +3,8 @@
 Source: timm 1.0.31, `timm/models/vision_transformer.py`.
 """
 
+from collections.abc import Iterable
+
 import torch
 
 from ....configuration_plain_vit import PlainViTConfig
@@ -23,6 +25,13 @@ SPLIT_ATTENTION_MLP = Transform(
     lambda tensors, config: [torch.cat(list(tensors), dim=1)],
 )
 
+QKV = tuple(f"vit.layers.{{}}.attention.{name}_proj" for name in "qkv")
+# Of Beit and Eva, where keys have no bias.
+WITHOUT_KEY_BIAS_ROWS = [
+    Row("blocks.{}.attn.qkv.weight", tuple(f"{name}.weight" for name in QKV), SPLIT_QKV),
+    Row("blocks.{}.attn.q_bias", "vit.layers.{}.attention.q_proj.bias"),
+    Row("blocks.{}.attn.v_bias", "vit.layers.{}.attention.v_proj.bias"),
+]
 EMBEDDING_ROWS = [
     Row("cls_token", "vit.embeddings.cls_token"),
     Row("dist_token", "vit.embeddings.distillation_token"),
@@ -158,23 +167,32 @@ BLOCK_ROWS = {
 }
 
 
+def kernel_row(config: PlainViTConfig) -> Row:
+    """Return the row of the projection of patches."""
+    kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
+    return Row("patch_embed.proj.weight", "vit.embeddings.patch_embeddings.projection.weight", kernel)
+
+
 def rows_of(config: PlainViTConfig) -> list[Row]:
     """Return the table of tensors for this model."""
-    kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
-    projection = Row("patch_embed.proj.weight", "vit.embeddings.patch_embeddings.projection.weight", kernel)
     root = "patch_embed.backbone.stem" if config.stem_depths else "patch_embed.backbone"
     stem = [Row(f"{root}.{name}", f"vit.embeddings.patch_embeddings.{name}") for name in ("conv", "norm")]
-    return [projection, *stem, *STEM_ROWS, *EMBEDDING_ROWS, *BLOCK_ROWS[config.block_type](config), *HEAD_ROWS]
+    return [kernel_row(config), *stem, *STEM_ROWS, *EMBEDDING_ROWS, *BLOCK_ROWS[config.block_type](config), *HEAD_ROWS]
+
+
+def parts_of(rows: Iterable[Row]) -> set[str]:
+    """Return the parts of the names of a table's tensors, as `part_of` names them."""
+    return {part_of(source) for row in rows for source in row.sources}
 
 
 def own_parts() -> set[str]:
     """Return the parts that some VisionTransformer of timm has, as `part_of` names them."""
-    names = {row.source for row in [*EMBEDDING_ROWS, *STEM_ROWS, *HEAD_ROWS, *GAMMA_ROWS]}
-    names |= {"patch_embed.proj.weight", *(f"patch_embed.backbone.{name}" for name in ("conv", "norm"))}
-    names |= {f"patch_embed.backbone.stem.{name}" for name in ("conv", "norm")}
+    parts = parts_of([*EMBEDDING_ROWS, *STEM_ROWS, *HEAD_ROWS, *GAMMA_ROWS])
+    parts |= {"patch_embed.proj", *(f"patch_embed.backbone.{name}" for name in ("conv", "norm"))}
+    parts |= {f"patch_embed.backbone.stem.{name}" for name in ("conv", "norm")}
     for block in BLOCK_ROWS:
         for gated in ("mlp", "swiglu"):
             for bias in (True, False):
                 config = PlainViTConfig(mlp_type=gated, qkv_bias=bias, attention_output_bias=bias)
-                names |= {row.source for row in BLOCK_ROWS[block](config)}
-    return {part_of(str(name).replace("{}", "0")) for name in names}
+                parts |= parts_of(BLOCK_ROWS[block](config))
+    return parts

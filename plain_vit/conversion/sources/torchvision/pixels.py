@@ -1,13 +1,18 @@
 """The transforms that torchvision publishes with its weights as image processors."""
 
 from ....image_processing_plain_vit import PlainViTImageProcessor
+from ...tables.data_files import data_file
 from ...tables.pixels import IMAGENET_MEAN, IMAGENET_STD, INTERPOLATIONS
-from .architectures import FILES
+
+
+def published_files() -> dict[str, tuple[int, int, str]]:
+    """Return the resize of the shorter side, centre crop and interpolation of each published file."""
+    return data_file("torchvision/architectures.json")["files"]
 
 
 def processor_from_torchvision(file: str) -> PlainViTImageProcessor:
     """Prepare the same pixels as the transform that torchvision publishes with a file, such as "vit_b_16-c867db91"."""
-    resize, crop, interpolation = FILES[file]
+    resize, crop, interpolation = published_files()[file]
     return PlainViTImageProcessor(
         size={"shortest_edge": resize},
         crop_size={"height": crop, "width": crop},

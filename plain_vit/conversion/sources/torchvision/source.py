@@ -14,6 +14,7 @@ from torch import nn
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from ...tables.compare_modules import class_path, differences, epsilon_of, lost_fields
+from ...tables.data_files import data_file
 from ...tables.engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
 from ...tables.format import (
     DROP_HEAD,
@@ -27,9 +28,7 @@ from ...tables.format import (
     write_state_dict,
 )
 from ...tables.infer import head_counts, pair, size_fault, square_grid
-from .architectures import ARCHITECTURES
-from .architectures import FILES as TORCHVISION_FILES
-from .pixels import processor_from_torchvision
+from .pixels import processor_from_torchvision, published_files
 
 CLASS = "torchvision.models.vision_transformer.VisionTransformer"
 EPS = 1e-6  # partial(nn.LayerNorm, eps=1e-6) in every builder
@@ -67,6 +66,11 @@ OLD_MLP_NAMES = ("mlp.linear_1", "mlp.linear_2")  # before torchvision 0.14
 HEAD = "heads.head"
 
 
+def architectures() -> dict[str, tuple[int, int, int, int, int]]:
+    """Return patch size (pixels), width, depth, heads and width of the MLP of each published builder."""
+    return data_file("torchvision/architectures.json")["architectures"]
+
+
 @dataclass(frozen=True)
 class Layout:
     """Differences to torchvision's current names; as text in reports and hints, such as "linear heads.1".
@@ -96,12 +100,20 @@ class TorchvisionFormat(Format):
     """
 
     name = "torchvision"
-    published_files: Mapping[str, str] = {name: name for name in TORCHVISION_FILES}
     suffixes: tuple[str, ...] = (".pth", ".pt", ".safetensors")
     opens: Mapping[str, Sequence[str]] = {"torchvision.models": [CLASS.rpartition(".")[2]]}
-    architectures = (*ARCHITECTURES, *TORCHVISION_FILES)
     probes = (Probes("conv_proj", "encoder.layers.encoder_layer_{}", "encoder.ln"),)
     heads = ("heads",)
+
+    @property
+    def published_files(self) -> Mapping[str, str]:
+        """Published files, each of which is an architecture of its own."""
+        return {name: name for name in published_files()}
+
+    @property
+    def architectures(self) -> Collection[str]:
+        """The names of the builders, and of the files in which their models are published."""
+        return (*architectures(), *published_files())
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has torchvision's names."""
@@ -109,7 +121,7 @@ class TorchvisionFormat(Format):
 
     def has_architecture(self, name: str) -> bool:
         """Return whether a name is that of a builder, or of a file that it is published in."""
-        return PUBLISHED_NAME.sub("", name) in ARCHITECTURES
+        return PUBLISHED_NAME.sub("", name) in architectures()
 
     def matches_module(self, module: nn.Module) -> bool:
         """Return whether a live module is torchvision's, or derived from it."""
@@ -193,7 +205,7 @@ class TorchvisionFormat(Format):
             num_channels=channels,
             representation_size=None if pre_logits is None else pre_logits.shape[0],
         )
-        if hints.architecture in TORCHVISION_FILES and config.num_labels == 1000:
+        if hints.architecture in published_files() and config.num_labels == 1000:
             inferences.append(_name_as_published(config, hints.architecture))
         layout = Layout(old, places[0] if places else HEAD)
         stated_by = None if hints.architecture is None else "the caller"
@@ -203,10 +215,10 @@ class TorchvisionFormat(Format):
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
         """Return the preprocessing that torchvision publishes with the file named by the caller, else a default."""
-        if hints.architecture in TORCHVISION_FILES:
+        if hints.architecture in published_files():
             return processor_from_torchvision(hints.architecture), ()
         processor, assumed = super().image_processor(config, settings, preprocessor, hints)
-        files = ", ".join(TORCHVISION_FILES)
+        files = ", ".join(published_files())
         return processor, (*assumed, f"for torchvision's own preprocessing name its file, architecture= one of {files}")
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
@@ -307,14 +319,14 @@ def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, A
     """Return the heads and the epsilon, and their origin: a named architecture, or the caller.
 
     Args:
-        shapes: The sizes of the tensors, in the order of `ARCHITECTURES`.
+        shapes: The sizes of the tensors, in the order of `architectures`.
         hints: The caller's hints.
 
     Raises:
         AmbiguousCheckpointError: Neither determines them.
         CheckpointError: for an architecture that torchvision does not have, or that has other shapes.
     """
-    fitting: dict[str, int] = {name: heads for name, (*sizes, heads, mlp) in ARCHITECTURES.items()
+    fitting: dict[str, int] = {name: heads for name, (*sizes, heads, mlp) in architectures().items()
                if [*sizes, mlp] == list(shapes.values())}  # fmt: skip
     code = [
         Inference("attention_scale", "head_dim**-0.5", "torchvision's MultiheadAttention, the only value there"),
@@ -323,7 +335,7 @@ def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, A
     if hints.architecture is not None:
         name = PUBLISHED_NAME.sub("", hints.architecture)
         if name not in fitting:
-            patch_size, width, depth, _, mlp = ARCHITECTURES[name]
+            patch_size, width, depth, _, mlp = architectures()[name]
             expected = {"patch_size": patch_size, "width": width, "depth": depth, "mlp_width": mlp}
             raise CheckpointError(
                 f"the tensors are of {dict(shapes)}, and {name} is of {expected}: name another, or none"

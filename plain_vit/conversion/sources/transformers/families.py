@@ -472,12 +472,8 @@ class Family:
             changed += DINOV2_SWIGLU_ON_DISK if on_disk and gated else []
         kernel = PATCH_TRANSFORMS[self.many_sizes, config.patch_projection == "linear"]
         rows = [replace(row, transform=kernel) if row.ours == KERNEL else row for row in rows]
-        elsewhere = {name for row in changed for name in _names(row.ours)}
-        return [row for row in rows if elsewhere.isdisjoint(_names(row.ours))] + changed
-
-
-def _names(ours: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (ours,) if isinstance(ours, str) else ours
+        elsewhere = {name for row in changed for name in row.targets}
+        return [row for row in rows if elsewhere.isdisjoint(row.targets)] + changed
 
 
 # Of the patch projection: by whether it is a dense layer there, and whether it is one here.

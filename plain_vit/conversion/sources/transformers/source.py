@@ -113,7 +113,6 @@ MODEL_TYPES = [*dict.fromkeys(one.family.model_type for one in ARCHITECTURES.val
 HINTS = {"layout", "key", "image_mean", "image_std", "drop", "id2label"}
 # The classes whose live modules are read; those of others are found inside.
 LIVE = {*ARCHITECTURES, *(name for name, container in CONTAINERS.items() if container.whole)}
-POSITION_NAMES = ("position_embeddings", "position_embedding", "position_embedding.weight", "rms_norm.weight")
 POSITION_COUNTERS = ("*position_ids", "counts the positions")
 
 
@@ -451,9 +450,8 @@ def _marks() -> frozenset[str]:
     rows = (row for one in ARCHITECTURES.values() for row in (*one.family.rows, *one.family.on_disk))
     marks = set()
     for row in rows:
-        ours = [row.ours] if isinstance(row.ours, str) else row.ours
-        if any(name.removesuffix(".weight") == f"{LAYER}.attention.q_proj" for name in ours):
-            marks |= {name.replace("{}", "0") for name in ([row.source] if isinstance(row.source, str) else row.source)}
+        if any(name.removesuffix(".weight") == f"{LAYER}.attention.q_proj" for name in row.targets):
+            marks |= {name.replace("{}", "0") for name in row.sources}
     return frozenset(marks)
 
 

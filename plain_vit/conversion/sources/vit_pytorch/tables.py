@@ -133,7 +133,7 @@ def _numbered(rows: list[Row], depth: int) -> Iterator[Row]:
             continue
         for layer in range(depth):
             source = str(row.source).format(even=2 * layer, odd=2 * layer + 1)
-            ours = [name.format(layer) for name in ([row.ours] if isinstance(row.ours, str) else row.ours)]
+            ours = [name.format(layer) for name in row.targets]
             yield Row(source, ours[0] if len(ours) == 1 else tuple(ours), row.transform)
 
 

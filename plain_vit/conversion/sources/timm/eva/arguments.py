@@ -10,7 +10,7 @@ from torch import nn
 
 from .....configuration_plain_vit import PlainViTConfig
 from ....tables.infer import pair
-from .. import table_constructor
+from .. import constructor
 from ..arguments import NEGATED, QK_NORMS, Argument, ratio_of
 
 POOLINGS = {"avg": "mean", "token": "cls", "": "none", "max": "max", "avgmax": "mean_max", "map": "map"}
@@ -28,7 +28,7 @@ def _has(part: str, name: str) -> Any:
 
 # Values that depend on several arguments or fields are corrected in `joint_fields` and `joint_arguments`.
 ARGUMENTS = (
-    *table_constructor.ARGUMENTS,
+    *constructor.ARGUMENTS,
     Argument("global_pool", "avg", "pooling", POOLINGS, module=lambda m: m.model.global_pool),
     Argument("num_kv_heads", None, "num_key_value_heads", module=lambda m: m.num_kv_heads),
     Argument("qkv_bias", True, "qkv_bias", module=lambda m: m.qkv_bias),
@@ -79,7 +79,6 @@ ARGUMENTS = (
     Argument("dynamic_img_size", False, module=lambda m: m.model.dynamic_img_size),
     Argument("dynamic_img_pad", False, module=lambda m: m.model.patch_embed.dynamic_img_pad),
 )  # fmt: skip
-DEFAULTS: dict[str, Any] = {argument.name: argument.default for argument in ARGUMENTS}
 
 # Arguments without a counterpart in our model unless they have this value.
 CLOSED = {"rope_mrope_section": None, "dynamic_img_pad": False}

@@ -8,7 +8,7 @@ import torch
 
 from ....tables.compare_modules import class_name
 from .. import modules
-from ..table_constructor import Parts
+from ..constructor import Parts
 
 CLASSES = {
     **modules.CLASSES,

@@ -97,15 +97,14 @@ def rows(timm_rows: Sequence[Row], config: PlainViTConfig, layout: str) -> list[
     packed = {f"{BLOCK}.mlp.fc1": f"{BLOCK}.mlp.w12"} if config.mlp_type == "swiglu_packed" else {}
     names = {**names, **packed, **({f"{BLOCK}.mlp.fc2": f"{BLOCK}.mlp.w3"} if gated else {})}
     own = _dinov3_rows(config, layout) if layout in (DINOV3, DINOV3_UNMASKED) else EVA02_ROWS[layout]
-    filled = {name for row in own for name in _parts(row.ours)}
-    kept = [row for row in timm_rows if not filled & set(_parts(row.ours))]
+    filled = {name for row in own for name in _parts(row)}
+    kept = [row for row in timm_rows if not filled & set(_parts(row))]
     return [*(replace(row, source=names.get(str(row.source), row.source)) for row in kept), *own]
 
 
-def _parts(ours: str | tuple[str, ...]) -> tuple[str, ...]:
+def _parts(row: Row) -> tuple[str, ...]:
     """Return the modules that a row fills."""
-    names = (ours,) if isinstance(ours, str) else ours
-    return tuple(name.removesuffix(".weight").removesuffix(".bias") for name in names)
+    return tuple(name.removesuffix(".weight").removesuffix(".bias") for name in row.targets)
 
 
 # DINOv3

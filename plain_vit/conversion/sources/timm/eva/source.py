@@ -7,19 +7,17 @@ from torch import nn
 
 from .....configuration_plain_vit import PlainViTConfig
 from .....errors import ExportError
-from ....tables.engine import IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row
+from ....tables.engine import SPLIT_QKV, Row
 from ....tables.format import Description, StateDict
+from ..constructor import Constructor
 from ..shapes import part_of
-from ..table_constructor import TableConstructor
-from ..tables import EMBEDDING_ROWS, HEAD_ROWS, mlp_rows
+from ..tables import EMBEDDING_ROWS, HEAD_ROWS, QKV, WITHOUT_KEY_BIAS_ROWS, kernel_row, mlp_rows, parts_of
 from . import originals
-from .architectures import ARCHITECTURES
-from .arguments import ARGUMENTS, DEFAULTS, joint_arguments, joint_fields, separate_by_default, without_counterpart
+from .arguments import ARGUMENTS, joint_arguments, joint_fields, separate_by_default, without_counterpart
 from .modules import CLASSES, EvaParts, changed_buffers
 
 FUSED, SEPARATE = "eva", "eva_separate"
 BLOCK, LAYER = "blocks.{}", "vit.layers.{}"
-QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
 
 BLOCK_ROWS = [
     Row(f"{BLOCK}.norm1", f"{LAYER}.layernorm_before"),
@@ -34,11 +32,6 @@ BLOCK_ROWS = [
 ]
 SEPARATE_ROWS = [Row(f"{BLOCK}.attn.{name}_proj", f"{LAYER}.attention.{name}_proj") for name in "qkv"]
 FUSED_ROWS = [Row(f"{BLOCK}.attn.qkv", QKV, SPLIT_QKV)]
-WITHOUT_KEY_BIAS_ROWS = [
-    Row(f"{BLOCK}.attn.qkv.weight", tuple(f"{name}.weight" for name in QKV), SPLIT_QKV),
-    Row(f"{BLOCK}.attn.q_bias", f"{LAYER}.attention.q_proj.bias"),
-    Row(f"{BLOCK}.attn.v_bias", f"{LAYER}.attention.v_proj.bias"),
-]
 # Parts of its tensors that no VisionTransformer has; what it is if it has none of them, no tensor shows.
 CERTAIN = {
     "rope.freqs",
@@ -46,7 +39,7 @@ CERTAIN = {
 }
 
 
-class Eva(TableConstructor):
+class Eva(Constructor):
     """timm's Eva.
 
     Its layouts are "eva", with one projection for queries, keys and values, "eva_separate", with three, and those of
@@ -57,8 +50,7 @@ class Eva(TableConstructor):
     class_path = "timm.models.eva.Eva"
     layouts = (FUSED, SEPARATE, *originals.LAYOUTS)
     old_layouts = originals.LAYOUTS
-    architectures = ARCHITECTURES
-    defaults = DEFAULTS
+    data_file = "timm/eva/architectures.json"
     arguments = ARGUMENTS
     silent_arguments = frozenset({"head_init_scale"})
     parts = EvaParts
@@ -69,7 +61,7 @@ class Eva(TableConstructor):
 
     def layout_of(self, arguments: Mapping[str, Any]) -> str:
         """Return the layout of the tensors for arguments of timm's."""
-        return FUSED if {**DEFAULTS, **arguments}["qkv_fused"] else SEPARATE
+        return FUSED if {**self.defaults, **arguments}["qkv_fused"] else SEPARATE
 
     def shown(self, tensors: StateDict) -> StateDict:
         """Return the tensors by timm's names, at least those that show channels, patches, grid and classes."""
@@ -117,12 +109,10 @@ class Eva(TableConstructor):
         """Return the table of tensors; without a layout that of `build`."""
         if layout in originals.LAYOUTS:
             return originals.rows(self.rows(config, FUSED), config, layout)
-        kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
-        projection = Row("patch_embed.proj.weight", "vit.embeddings.patch_embeddings.projection.weight", kernel)
         fused = WITHOUT_KEY_BIAS_ROWS if config.qkv_bias and not config.key_bias else FUSED_ROWS
         attention = fused if self._is_fused(config, layout) else SEPARATE_ROWS
         mlp = mlp_rows(f"{BLOCK}.mlp", f"{LAYER}.mlp", config)
-        return [projection, *EMBEDDING_ROWS, *BLOCK_ROWS, *attention, *mlp, *HEAD_ROWS]
+        return [kernel_row(config), *EMBEDDING_ROWS, *BLOCK_ROWS, *attention, *mlp, *HEAD_ROWS]
 
     def construct(self, arguments: dict[str, Any]) -> nn.Module:
         """Return the model that timm builds from these arguments."""
@@ -148,7 +138,7 @@ class Eva(TableConstructor):
         rows = [*EMBEDDING_ROWS, *BLOCK_ROWS, *SEPARATE_ROWS, *FUSED_ROWS, *WITHOUT_KEY_BIAS_ROWS, *HEAD_ROWS]
         for gated in ("mlp", "swiglu"):
             rows += mlp_rows(f"{BLOCK}.mlp", f"{LAYER}.mlp", PlainViTConfig(mlp_type=gated))
-        return {part_of(str(row.source).replace("{}", "0")) for row in rows} | {"patch_embed.proj"}
+        return parts_of(rows) | {"patch_embed.proj"}
 
     def _is_fused(self, config: PlainViTConfig, layout: str | None) -> bool:
         """Return whether one projection makes queries, keys and values."""

@@ -16,9 +16,8 @@ from ....tables.engine import Row, each
 from ....tables.format import Hints, StateDict
 from ....tables.infer import pair
 from ..arguments import ACTIVATIONS, NORMS, QK_NORMS, Argument, ratio_of
-from ..table_constructor import ARGUMENTS, Parts, TableConstructor
+from ..constructor import ARGUMENTS, Constructor, Parts
 from ..tables import HEAD_ROWS, sequential_rows
-from .architectures import ARCHITECTURES
 
 KERNEL = "embeds.proj.weight"
 POOLINGS = {"map": "map", "avg": "mean", "token": "cls", "": "none", "max": "max", "avgmax": "mean_max"}
@@ -85,77 +84,68 @@ class NaFlexParts(Parts):
         return not isinstance(getattr(self.model, name), nn.Identity)
 
 
-def _own_arguments() -> tuple[Argument, ...]:
-    """Return the arguments of this class alone, and those that it names or places otherwise than the others."""
-    return (
-        Argument("img_size", 256, "image_size", module=lambda m: m.img_size),
-        Argument("patch_size", 16, "patch_size", module=lambda m: tuple(m.embeds.patch_size)),
-        Argument("norm_layer", "layernorm", "norm_type", NORMS | {None: "layer_norm"},
-                 module=lambda m: m.name_of(m.block.norm1)),
-        Argument("act_layer", "gelu", "hidden_act", ACTIVATIONS | {None: "gelu"},
-                 module=lambda m: m.name_of(m.mlp.act)),
-        Argument("global_pool", "map", "pooling", POOLINGS, module=lambda m: m.model.global_pool),
-        Argument("qkv_bias", True, "qkv_bias", module=lambda m: m.attention.qkv.bias is not None),
-        Argument("qk_norm", False, "qk_norm", QK_NORMS,
-                 module=lambda m: not isinstance(m.attention.q_norm, nn.Identity)),
-        Argument("proj_bias", True, "mlp_bias", module=lambda m: m.attention.proj.bias is not None),
-        Argument("scale_mlp_norm", False, "mlp_inner_norm", module=lambda m: not isinstance(m.mlp.norm, nn.Identity)),
-        Argument("scale_attn_inner_norm", False, "attention_inner_norm",
-                 module=lambda m: not isinstance(m.attention.norm, nn.Identity)),
-        Argument("init_values", None, "layer_scale_init_value",
-                 module=lambda m: getattr(m.block.ls1, "init_values", None)),
-        Argument("pos_drop_rate", 0.0, "embedding_dropout_prob", module=lambda m: m.embeds.pos_drop.p),
-        Argument("patch_drop_rate", 0.0, "patch_dropout_prob",
-                 module=lambda m: getattr(m.model.patch_drop, "prob", 0.0)),
-        Argument("class_token", False, "use_class_token", module=lambda m: m.embeds.cls_token is not None),
-        Argument("reg_tokens", 0, "num_register_tokens", module=lambda m: m.model.num_reg_tokens),
-        Argument("pos_embed", "learned", "position_embedding_type", POSITIONS,
-                 module=lambda m: m.embeds.pos_embed_type),
-        Argument("pos_embed_interp_mode", "bicubic", None, MODES, module=lambda m: m.embeds.pos_embed_interp_mode),
-        Argument("pos_embed_ar_preserving", False, "position_resampling_to_square",
-                 module=lambda m: m.embeds.pos_embed_ar_preserving),
-        Argument("pos_embed_antialias", True, module=lambda m: m.embeds.pos_embed_antialias),
-        Argument("pos_embed_align_corners", False, module=lambda m: m.embeds.pos_embed_align_corners),
-        Argument("embed_proj_type", "linear", "patch_projection", PROJECTIONS,
-                 module=lambda m: "linear" if m.embeds.is_linear else "conv"),
-        Argument("embed_norm_layer", None,
-                 module=lambda m: None if isinstance(m.embeds.norm, nn.Identity) else m.name_of(m.embeds.norm)),
-        Argument("pre_norm", False, "embedding_norm", module=lambda m: m.has("norm_pre")),
-        Argument("final_norm", True, module=lambda m: m.has("norm") or m.has("fc_norm")),
-        Argument("fc_norm", None, module=lambda m: m.has("fc_norm")),
-        Argument("pool_include_prefix", False, "pool_prefix_tokens", module=lambda m: m.model.pool_include_prefix),
-        Argument("attn_pool_num_heads", None, module=lambda m: getattr(m.model.attn_pool, "num_heads", None)),
-        Argument("attn_pool_mlp_ratio", None, module=lambda m: m.attn_pool_mlp_ratio),
-        Argument("dynamic_img_pad", False, module=lambda m: m.embeds.dynamic_img_pad),
-        Argument("patchify_channels_last", True, module=lambda m: m.embeds.channels_last),
-        Argument("enable_patch_interpolator", False, module=lambda m: m.embeds.enable_patch_interpolator),
-        Argument("pos_embed_use_grid_sample", False, module=lambda m: m.embeds.pos_embed_use_grid_sample),
-        Argument("rope_type", "", module=lambda m: m.rope_type),
-    )  # fmt: skip
-
-
-def _unread(value: Any, parts: NaFlexParts) -> Any:
-    return value
-
-
-OWN = _own_arguments()
+# The arguments of this class alone, and those that it names or places otherwise than the others.
+OWN = (
+    Argument("img_size", 256, "image_size", module=lambda m: m.img_size),
+    Argument("patch_size", 16, "patch_size", module=lambda m: tuple(m.embeds.patch_size)),
+    Argument("norm_layer", "layernorm", "norm_type", NORMS | {None: "layer_norm"},
+             module=lambda m: m.name_of(m.block.norm1)),
+    Argument("act_layer", "gelu", "hidden_act", ACTIVATIONS | {None: "gelu"},
+             module=lambda m: m.name_of(m.mlp.act)),
+    Argument("global_pool", "map", "pooling", POOLINGS, module=lambda m: m.model.global_pool),
+    Argument("qkv_bias", True, "qkv_bias", module=lambda m: m.attention.qkv.bias is not None),
+    Argument("qk_norm", False, "qk_norm", QK_NORMS,
+             module=lambda m: not isinstance(m.attention.q_norm, nn.Identity)),
+    Argument("proj_bias", True, "mlp_bias", module=lambda m: m.attention.proj.bias is not None),
+    Argument("scale_mlp_norm", False, "mlp_inner_norm", module=lambda m: not isinstance(m.mlp.norm, nn.Identity)),
+    Argument("scale_attn_inner_norm", False, "attention_inner_norm",
+             module=lambda m: not isinstance(m.attention.norm, nn.Identity)),
+    Argument("init_values", None, "layer_scale_init_value",
+             module=lambda m: getattr(m.block.ls1, "init_values", None)),
+    Argument("pos_drop_rate", 0.0, "embedding_dropout_prob", module=lambda m: m.embeds.pos_drop.p),
+    Argument("patch_drop_rate", 0.0, "patch_dropout_prob",
+             module=lambda m: getattr(m.model.patch_drop, "prob", 0.0)),
+    Argument("class_token", False, "use_class_token", module=lambda m: m.embeds.cls_token is not None),
+    Argument("reg_tokens", 0, "num_register_tokens", module=lambda m: m.model.num_reg_tokens),
+    Argument("pos_embed", "learned", "position_embedding_type", POSITIONS,
+             module=lambda m: m.embeds.pos_embed_type),
+    Argument("pos_embed_interp_mode", "bicubic", None, MODES, module=lambda m: m.embeds.pos_embed_interp_mode),
+    Argument("pos_embed_ar_preserving", False, "position_resampling_to_square",
+             module=lambda m: m.embeds.pos_embed_ar_preserving),
+    Argument("pos_embed_antialias", True, module=lambda m: m.embeds.pos_embed_antialias),
+    Argument("pos_embed_align_corners", False, module=lambda m: m.embeds.pos_embed_align_corners),
+    Argument("embed_proj_type", "linear", "patch_projection", PROJECTIONS,
+             module=lambda m: "linear" if m.embeds.is_linear else "conv"),
+    Argument("embed_norm_layer", None,
+             module=lambda m: None if isinstance(m.embeds.norm, nn.Identity) else m.name_of(m.embeds.norm)),
+    Argument("pre_norm", False, "embedding_norm", module=lambda m: m.has("norm_pre")),
+    Argument("final_norm", True, module=lambda m: m.has("norm") or m.has("fc_norm")),
+    Argument("fc_norm", None, module=lambda m: m.has("fc_norm")),
+    Argument("pool_include_prefix", False, "pool_prefix_tokens", module=lambda m: m.model.pool_include_prefix),
+    Argument("attn_pool_num_heads", None, module=lambda m: getattr(m.model.attn_pool, "num_heads", None)),
+    Argument("attn_pool_mlp_ratio", None, module=lambda m: m.attn_pool_mlp_ratio),
+    Argument("dynamic_img_pad", False, module=lambda m: m.embeds.dynamic_img_pad),
+    Argument("patchify_channels_last", True, module=lambda m: m.embeds.channels_last),
+    Argument("enable_patch_interpolator", False, module=lambda m: m.embeds.enable_patch_interpolator),
+    Argument("pos_embed_use_grid_sample", False, module=lambda m: m.embeds.pos_embed_use_grid_sample),
+    Argument("rope_type", "", module=lambda m: m.rope_type),
+)  # fmt: skip
 # Those of code that no entrypoint passes have no part that shows them: the comparison of modules finds it.
 UNREAD = tuple(
-    Argument(name, value, module=functools.partial(_unread, value))
+    Argument(name, value, module=functools.partial(lambda value, parts: value, value))
     for name, value in CLOSED.items()
     if name not in {one.name for one in OWN}
 )
 
 
-class NaFlexVit(TableConstructor):
+class NaFlexVit(Constructor):
     """timm's NaFlexVit, without a rotation."""
 
     name = "NaFlexVit"
     class_path = "timm.models.naflexvit.NaFlexVit"
     layouts = ("naflexvit",)
-    architectures = ARCHITECTURES
+    data_file = "timm/naflex/architectures.json"
     arguments = (*(one for one in ARGUMENTS if one.name not in {own.name for own in OWN}), *OWN, *UNREAD)
-    defaults = {argument.name: argument.default for argument in arguments}
     # Rotations have settings that act only with one; the mask of keys alone changes no token that is not padding.
     silent_arguments = frozenset({
         "weight_init", "fix_init", "pos_embed_grid_size", "use_key_only_attn_mask", "qkv_fused", "swiglu_align_to",
@@ -170,10 +160,6 @@ class NaFlexVit(TableConstructor):
     block_module = "timm.models.vision_transformer"
     unseen = "how positions are resampled, nor the number of heads"
     any_size = True
-
-    def layout_of(self, arguments: Mapping[str, Any]) -> str:
-        """Return the layout of the tensors for arguments of timm's."""
-        return self.layouts[0]
 
     def without_counterpart(self, given: Mapping[str, Any]) -> list[str]:
         """Return the arguments, and combinations of them, without a counterpart in our model."""
@@ -241,10 +227,6 @@ class NaFlexVit(TableConstructor):
             if config.position_resampling != there:
                 lost.append(f"position_resampling={config.position_resampling!r} (there it would be {there!r})")
         return lost
-
-    def changed_buffers(self, module: Any) -> list[str]:
-        """Return nothing: it has no buffers."""
-        return []
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the table of tensors."""

@@ -9,21 +9,17 @@ from torch import nn
 
 from .....configuration_plain_vit import PlainViTConfig
 from .....positions_plain_vit import distances_of
-from ....tables.engine import IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, Tensors, Transform
+from ....tables.engine import Row, Tensors, Transform
 from ....tables.format import Description, Hints, StateDict
 from ..arguments import Argument
-from ..tables import EMBEDDING_ROWS, HEAD_ROWS, mlp_rows
-from .beit_architectures import ARCHITECTURES
+from ..tables import EMBEDDING_ROWS, HEAD_ROWS, WITHOUT_KEY_BIAS_ROWS, kernel_row, mlp_rows
 from .constructor import ARGUMENTS, OUR_BIAS, OUR_SHARED_BIAS, TABLE, RelativeConstructor
 
 BLOCK, LAYER = "blocks.{}", "vit.layers.{}"
-QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
 
 BLOCK_ROWS = [
     Row(f"{BLOCK}.norm1", f"{LAYER}.layernorm_before"),
-    Row(f"{BLOCK}.attn.qkv.weight", tuple(f"{name}.weight" for name in QKV), SPLIT_QKV),
-    Row(f"{BLOCK}.attn.q_bias", f"{LAYER}.attention.q_proj.bias"),
-    Row(f"{BLOCK}.attn.v_bias", f"{LAYER}.attention.v_proj.bias"),
+    *WITHOUT_KEY_BIAS_ROWS,
     Row(f"{BLOCK}.attn.{TABLE}", f"{OUR_BIAS}.table"),
     Row(f"{BLOCK}.attn.proj", f"{LAYER}.attention.o_proj"),
     Row(f"{BLOCK}.gamma_1", f"{LAYER}.layer_scale1.weight"),
@@ -61,7 +57,7 @@ class Beit(RelativeConstructor):
     class_path = "timm.models.beit.Beit"
     layouts = ("beit", "beit_index")
     old_layouts = ("beit_index",)
-    architectures = ARCHITECTURES
+    data_file = "timm/relative/beit_architectures.json"
     silent_arguments = frozenset({"head_init_scale"})
     blocks = ("Block",)
     kinds = ("table",)
@@ -79,7 +75,6 @@ class Beit(RelativeConstructor):
         Argument("use_shared_rel_pos_bias", False, module=lambda m: m.model.rel_pos_bias is not None),
         Argument("use_fc_norm", None, module=lambda m: not isinstance(m.model.fc_norm, nn.Identity)),
     )  # fmt: skip
-    defaults = {argument.name: argument.default for argument in arguments}
 
     def without_counterpart(self, given: Mapping[str, Any]) -> list[str]:
         """Return the combinations of arguments without a counterpart in our model."""
@@ -118,11 +113,9 @@ class Beit(RelativeConstructor):
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the table of tensors."""
-        kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
-        projection = Row("patch_embed.proj.weight", "vit.embeddings.patch_embeddings.projection.weight", kernel)
         mlp = mlp_rows(f"{BLOCK}.mlp", f"{LAYER}.mlp", config)
         block = [_with_index(row) for row in BLOCK_ROWS] if layout == "beit_index" else BLOCK_ROWS
-        return [projection, *EMBEDDING_ROWS, *block, *mlp, *HEAD_ROWS]
+        return [kernel_row(config), *EMBEDDING_ROWS, *block, *mlp, *HEAD_ROWS]
 
     def is_certain(self, names: Collection[str]) -> bool:
         """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""

@@ -14,10 +14,11 @@ from .....configuration_plain_vit import PlainViTConfig
 from .....errors import CheckpointError, MappingError
 from ....tables.format import Hints, StateDict
 from ....tables.infer import pair
-from .. import table_constructor
+from .. import constructor
 from ..arguments import Argument
+from ..constructor import Constructor
 from ..shapes import part_of
-from ..table_constructor import TableConstructor
+from ..tables import parts_of
 
 POOLINGS = {"avg": "mean", "token": "cls", "": "none"}
 
@@ -25,12 +26,12 @@ TABLE = "relative_position_bias_table"
 OUR_BIAS, OUR_SHARED_BIAS = "vit.layers.{}.attention.relative_position_bias", "vit.relative_position_bias"
 
 ARGUMENTS = (
-    *table_constructor.ARGUMENTS,
+    *constructor.ARGUMENTS,
     Argument("global_pool", "avg", "pooling", POOLINGS, module=lambda m: m.model.global_pool),
 )
 
 
-class RelativeConstructor(TableConstructor):
+class RelativeConstructor(Constructor):
     """A class of timm with relative positions.
 
     Attributes:
@@ -40,15 +41,11 @@ class RelativeConstructor(TableConstructor):
     kinds: tuple[str, ...]
     unseen = "the epsilon of the norms"
 
-    def layout_of(self, arguments: Mapping[str, Any]) -> str:
-        """Return the layout of the tensors: there is one."""
-        return self.layouts[0]
-
     def is_certain(self, names: Collection[str]) -> bool:
         """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
         parts = {part_of(name) for name in names}
         rows = [row for kind in ("mlp", "swiglu") for row in self.rows(PlainViTConfig(mlp_type=kind), None)]
-        own = {part_of(str(row.source).replace("{}", "0")) for row in rows}
+        own = parts_of(rows)
         return parts <= own and any("rel_pos" in part or part.endswith(TABLE) for part in parts)
 
     def position_rows(self, tensors: StateDict) -> str:

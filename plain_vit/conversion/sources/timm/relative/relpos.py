@@ -8,10 +8,9 @@ from torch import nn
 from .....configuration_plain_vit import PlainViTConfig
 from ....tables.engine import Row
 from ..arguments import ACTIVATIONS, QK_NORMS, Argument
-from ..table_constructor import Parts
+from ..constructor import Parts
 from ..tables import rows_of
 from .constructor import ARGUMENTS, OUR_BIAS, OUR_SHARED_BIAS, TABLE, RelativeConstructor
-from .relpos_architectures import ARCHITECTURES
 
 KINDS = {"mlp": "mlp", "bias": "table"}
 BLOCKS = {"RelPosBlock": "sequential", "ResPostRelPosBlock": "post_norm"}
@@ -48,7 +47,7 @@ class VisionTransformerRelPos(RelativeConstructor):
     name = "VisionTransformerRelPos"
     class_path = "timm.models.vision_transformer_relpos.VisionTransformerRelPos"
     layouts = ("relpos",)
-    architectures = ARCHITECTURES
+    data_file = "timm/relative/relpos_architectures.json"
     silent_arguments = frozenset({"weight_init", "fix_init"})
     code_only = (*RelativeConstructor.code_only, "block_fn", "act_layer")
     blocks = tuple(BLOCKS)
@@ -69,7 +68,6 @@ class VisionTransformerRelPos(RelativeConstructor):
         Argument("act_layer", "gelu", "hidden_act", ACTIVATIONS, module=lambda m: m.name_of(m.mlp.act)),
         Argument("block_fn", "RelPosBlock", "block_type", BLOCKS, module=lambda m: type(m.block).__name__),
     )  # fmt: skip
-    defaults = {argument.name: argument.default for argument in arguments}
 
     def without_counterpart(self, given: Mapping[str, Any]) -> list[str]:
         """Return the combinations of arguments that timm refuses."""
