@@ -151,7 +151,7 @@ def by_source(lines: Path) -> dict[str, Any]:
 
 COMMON = {
     "dataset": "digits", "max_images": 100, "steps": 12, "batch_size": 12, "checkpoint_every": 2, "evaluations": 2,
-    "log_every": 1, "learning_rate": 0.01, "report": False,
+    "log_every": 1, "learning_rate": 0.01, "num_workers": 0, "report": False,
 }  # fmt: skip
 MIXED = {"mixup": 0.8, "cutmix": 1.0, "horizontal_flip": 0.5, "dropout": 0.1, "drop_path_rate": 0.3}
 STREAM = {"streaming": True, "stream_images": 70, "stream_buffer": 20, "max_images": None, "mixup": 0.8}
@@ -160,7 +160,7 @@ PATCHES = {"report": None, "from_scratch": True, "crop_scale": 0.7, "validation_
 # The number of processes, and options; None leaves one out.
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "plain": (1, {}),
-    "2 processes": (2, {"num_workers": 1}),
+    "2 processes": (2, {}),
     "accumulation": (1, {"gradient_accumulation_steps": 3}),
     "2 processes, accumulation": (2, {"gradient_accumulation_steps": 3}),
     "average, selected weights": (1, {"ema_decay": 0.9, "validation_fraction": 0.2, "best_kept": 2}),
@@ -169,7 +169,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "2 processes, LoRA": (2, {"lora_rank": 2}),
     "2 processes, sharded, average": (2, SHARDED),
     "2 processes, sharded, LoRA": (2, {"shard": True, "lora_rank": 2, "gradient_accumulation_steps": 2}),
-    "stream": (1, {**STREAM, "num_workers": 2}),
+    "stream": (1, STREAM),
     "2 processes, stream": (2, STREAM),
     "many sizes": (1, {"native_aspect_ratio": True, "crop_scale": 0.3, "augmentation": "randaugment"}),
     "growing images": (1, {"initial_image_size": 8, "growth_epochs": 1, "optimizer": "sgd"}),
@@ -180,26 +180,29 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
 KILLED = ("average, selected weights", "2 processes, sharded, average", "stream")
 
 
-def training() -> dict[str, Any]:
-    """Make the runs, each whole and some also killed and resumed, and return by run what is left of it."""
-    from tests.training.runs import PYTHON, TORCHRUN, launch, launch_and_kill, save_plain_vit  # sets the environment
+def training() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Make the runs, each whole and some also killed and resumed, and yield what is left of each."""
+    from tests.training.kill_matrix import Run  # sets the environment of tests
+    from tests.training.runs import PYTHON, TORCHRUN, launch, save_plain_vit
 
-    result = {}
     with tempfile.TemporaryDirectory() as temporary:
         for name, (processes, own) in RUNS.items():
             script = "pretrain_masked_patches" if "masked patches" in name else "finetune_image_classification"
             options = {option: value for option, value in {**COMMON, **own}.items() if value is not None}
-            options["model"] = save_plain_vit(Path(temporary, name, "model"))
-            launcher = PYTHON if processes == 1 else TORCHRUN
+            options["model"] = str(save_plain_vit(Path(temporary, name, "model")))
             for kind in ("whole", "killed and resumed") if name in KILLED else ("whole",):
-                folder = Path(temporary, name, kind)
+                folder, resume = Path(temporary, name, kind), {}
                 if kind != "whole":
-                    launch_and_kill(script, launcher, after_step=2, output_dir=folder, **options)
-                resume = {} if kind == "whole" else {"resume": True}
-                launch(script, launcher, output_dir=folder, **options, **resume)
-                result[f"{name}, {kind}"] = json.loads(json.dumps(run_facts(folder)).replace(temporary, "TEMPORARY"))
-                print(f"{name}, {kind}", flush=True)
-    return result
+                    run, resume = (
+                        Run(processes, {**options, "output_dir": str(folder)}, folder / "../log"),
+                        {"resume": True},
+                    )
+                    while not [*folder.glob("checkpoints/step_*")] and not run.wait(0.02):
+                        pass
+                    run.kill()
+                    assert not (folder / "config.json").exists(), f"{name} ended before it was killed"
+                launch(script, PYTHON if processes == 1 else TORCHRUN, output_dir=folder, **options, **resume)
+                yield f"{name}, {kind}", json.loads(json.dumps(run_facts(folder)).replace(temporary, "TEMPORARY"))
 
 
 def run_facts(folder: Path) -> dict[str, Any]:
@@ -258,9 +261,17 @@ def main() -> None:
     given = parser.parse_args()
     if given.command == "compare":
         sys.exit(not compare(*given.files, given.renamed))
-    result = sources() if given.command == "sources" else training()
-    given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"{given.out}: {len(result)} {'sources' if given.command == 'sources' else 'runs'}")
+    found = sources() if given.command == "sources" else {}
+    for name, facts in training() if given.command == "training" else ():
+        found[name] = facts
+        print(name, flush=True)
+        _save(found, given.out)  # one by one: a later run may fail
+    _save(found, given.out)
+    print(f"{given.out}: {len(found)} {'sources' if given.command == 'sources' else 'runs'}")
+
+
+def _save(found: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
