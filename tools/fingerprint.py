@@ -193,14 +193,13 @@ def training() -> Iterator[tuple[str, dict[str, Any]]]:
             for kind in ("whole", "killed and resumed") if name in KILLED else ("whole",):
                 folder, resume = Path(temporary, name, kind), {}
                 if kind != "whole":
-                    run, resume = (
-                        Run(processes, {**options, "output_dir": str(folder)}, folder / "../log"),
-                        {"resume": True},
-                    )
+                    log, resume = Path(temporary, name, "log"), {"resume": True}
+                    run = Run(processes, {**options, "output_dir": str(folder)}, log)
                     while not [*folder.glob("checkpoints/step_*")] and not run.wait(0.02):
                         pass
                     run.kill()
-                    assert not (folder / "config.json").exists(), f"{name} ended before it was killed"
+                    was_killed = folder.is_dir() and not (folder / "config.json").exists()
+                    assert was_killed, f"{name} ended before it was killed:\n{log.read_text(encoding='utf-8')}"
                 launch(script, PYTHON if processes == 1 else TORCHRUN, output_dir=folder, **options, **resume)
                 yield f"{name}, {kind}", json.loads(json.dumps(run_facts(folder)).replace(temporary, "TEMPORARY"))
 
