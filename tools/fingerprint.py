@@ -91,9 +91,10 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def facts_of(result: Any) -> dict[str, Any]:
     """Return what there is to know of a model of either side, or of a converted checkpoint."""
-    report, processor = getattr(result, "report", None), getattr(result, "image_processor", None)
+    report: Any = getattr(result, "report", None)
+    processor: Any = getattr(result, "image_processor", None)
     model = result if report is None else result.model
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     facts = {
         "class": type(model).__name__,
         "tensors": described(model.state_dict()),
@@ -242,7 +243,8 @@ def compare(before: Path, after: Path, renamed: Sequence[str]) -> bool:
     """Print what differs, by source or run, and return whether nothing does; `renamed` are texts, as old=new."""
     text = before.read_text(encoding="utf-8")
     for pair in renamed:
-        text = text.replace(*pair.split("=", 1))
+        old, _, new = pair.partition("=")
+        text = text.replace(old, new)
     one, other = json.loads(text), json.loads(after.read_text(encoding="utf-8"))
     found = list(differences(one, other))
     print("\n".join([*found, f"{len(one)} before, {len(other)} after, {len(found)} differences"]))
@@ -255,11 +257,12 @@ def main() -> None:
     for name in ("sources", "training"):
         commands.add_parser(name).add_argument("out", type=Path)
     comparing = commands.add_parser("compare")
-    comparing.add_argument("files", nargs=2, type=Path, metavar="FILE")
+    comparing.add_argument("before", type=Path)
+    comparing.add_argument("after", type=Path)
     comparing.add_argument("--renamed", nargs="*", default=[], metavar="OLD=NEW")
     given = parser.parse_args()
     if given.command == "compare":
-        sys.exit(not compare(*given.files, given.renamed))
+        sys.exit(not compare(given.before, given.after, given.renamed))
     found = sources() if given.command == "sources" else {}
     for name, facts in training() if given.command == "training" else ():
         found[name] = facts
