@@ -157,7 +157,7 @@ COMMON = {
 MIXED = {"mixup": 0.8, "cutmix": 1.0, "horizontal_flip": 0.5, "dropout": 0.1, "drop_path_rate": 0.3}
 STREAM = {"streaming": True, "stream_images": 70, "stream_buffer": 20, "max_images": None, "mixup": 0.8}
 SHARDED = {"shard": True, "ema_decay": 0.9}
-PATCHES = {"report": None, "from_scratch": True, "crop_scale": 0.7, "validation_fraction": 0.1}
+PATCHES = {"report": None, "max_images": None, "from_scratch": True, "crop_scale": 0.7, "validation_fraction": 0.1}
 # The number of processes, and options; None leaves one out.
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "plain": (1, {}),
