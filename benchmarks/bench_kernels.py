@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks import bench_positions, models
 from benchmarks.harness import MEGABYTE, RESULTS, name_of_run, publish
 from plain_vit import attention_plain_vit
-from plain_vit.training import fast_steps
+from plain_vit.training.hardware import fast_steps
 from plain_vit.training.hardware.precision import train_on_copies
 
 PACKAGES = ("plain_vit", *models.PEERS)

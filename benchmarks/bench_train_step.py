@@ -11,7 +11,7 @@ from benchmarks.harness import Case, name_of_run
 from benchmarks.models import PEERS, Setting, build, logits_of
 from benchmarks.sweep import TRAINING, parser, sweep
 from plain_vit.system.environment import has_slow_float32_products
-from plain_vit.training.fast_steps import fast_steps
+from plain_vit.training import fast_steps
 from plain_vit.training.hardware.products import onednn_products
 
 RECORDED = "reduce-overhead"  # torch.compile's name for CUDA graphs

@@ -9,6 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForImageClassification
 
+from plain_vit.training import fast_steps
 from studies import layer_positions  # noqa: F401  (registers the Auto classes)
 from studies.study import Run, is_plain_vit
 
@@ -50,6 +51,6 @@ def _operations(text: str) -> float:
             AutoConfig.for_model(kind, **fields), attn_implementation="eager"
         ).requires_grad_(False)  # the counter's hooks need a graph wherever something asks for gradients
         pixels = torch.zeros(1, 3, size, size)
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, fast_steps(model):
         model(pixel_values=pixels)
     return float(counter.get_total_flops())

@@ -26,7 +26,8 @@ from transformers import AttentionInterface
 from transformers.initialization import no_init_weights
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from plain_vit import PlainViTConfig, PlainViTForImageClassification, attention_plain_vit
+from plain_vit import PlainViTConfig, PlainViTForImageClassification
+from plain_vit.training.hardware import fast_steps
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "notes" / "scaling.md"
@@ -183,14 +184,15 @@ def weightless(name: str, checkpointing: bool = False, several: bool = False) ->
     # Under another name, as the model replaces "sdpa" by plain products in bf16 on a CPU.
     AttentionInterface.register(FUSED_ATTENTION, lambda *args, **kwargs: kernel(*args, **kwargs))
     # A weight without memory is of another class than one that is joined with others in training.
-    plain = patch.object(attention_plain_vit, "is_plain", lambda layer: type(layer) is nn.Linear)
-    among = patch.object(attention_plain_vit, "among_processes", lambda: several)
-    with FakeTensorMode(), no_init_weights(), plain, among:
+    whole = patch.object(fast_steps, "can_join", lambda attention: "project" in vars(attention))
+    among = patch.object(fast_steps, "among_processes", lambda: several)
+    with FakeTensorMode(), no_init_weights(), whole, among:
         model = PlainViTForImageClassification(PlainViTConfig.from_name(name, num_labels=1000)).train()
         model.set_attn_implementation(FUSED_ATTENTION)
         if checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
-        yield model
+        with fast_steps.fast_steps(model):
+            yield model
 
 
 def record(name: str, images: int, several: bool = False) -> list[Kernel]:

@@ -26,7 +26,7 @@ from .data.inputs import count_images
 from .data.mixing import collate_followed
 from .data.sampling import MicroBatches, ShuffledStream, randomness
 from .data.streaming import Position, StreamedBatches
-from .fast_steps import fast_steps
+from .hardware.fast_steps import fast_steps
 from .hardware.memory import explain_out_of_memory
 from .hardware.precision import tf32
 from .hardware.processes import StepExchange, StopRequest, generator_states, loading_options, start_accelerator

@@ -37,7 +37,7 @@ from tests.sizes import few
 from tests.tiny import pixels, tiny_config
 
 REPO = "alice/model"
-PARTS = "attention configuration heads image_processing layers modeling packed positions releases"
+PARTS = "attention checks configuration heads image_processing initialization layers modeling packed positions releases"
 CODE = {f"{name}_plain_vit.py" for name in PARTS.split()}
 WHOLE = {"README.md", "config.json", "model.safetensors", "preprocessor_config.json"} | CODE
 

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from plain_vit import PlainViTForImageClassification
-from plain_vit.training.fast_steps import fast_steps
+from plain_vit.training import fast_steps
 from tests.conftest import randomize_
 from tests.tiny import pixels, tiny_config
 

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, prune
 from transformers import Trainer, TrainingArguments
 
 from plain_vit import PlainViTBackbone, PlainViTForImageClassification, PlainViTForMaskedImageModeling
-from plain_vit.training.fast_steps import fast_steps
+from plain_vit.training import fast_steps
 from tests.conftest import randomize_
 from tests.processes import run_forked
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config

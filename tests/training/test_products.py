@@ -14,6 +14,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from plain_vit import PlainViTForImageClassification
 from plain_vit.system import environment
+from plain_vit.training import fast_steps
 from plain_vit.training.hardware import products as module
 from plain_vit.training.hardware.products import onednn_products, products
 from plain_vit.training.tasks import classification
@@ -211,7 +212,7 @@ def test_a_model_has_the_gradients_of_torch_s_products(name: str, multiplied: li
 def test_joined_projections_and_transformers_own_models_take_part(multiplied: list[tuple[int, ...]]) -> None:
     model = PlainViTForImageClassification(tiny_config()).train()
     width = model.config.hidden_size
-    with onednn_products():
+    with onednn_products(), fast_steps(model):
         model(pixels())
     assert multiplied.count((3 * width, width)) == len(model.vit.layers)
     multiplied.clear()

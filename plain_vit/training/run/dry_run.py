@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ...system.extras import needs
+from ..hardware.fast_steps import fast_steps
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
@@ -82,10 +83,11 @@ def measure_needs(
         averaged: A moving average of the weights will be kept.
     """
     model.to(accelerator.device).train()
-    few = _kept(model, noise(TRIED), accelerator)[0]
-    more, loss = _kept(model, noise(2 * TRIED), accelerator)
-    activations = (more - few) // TRIED
-    loss.backward()
+    with fast_steps(model):
+        few = _kept(model, noise(TRIED), accelerator)[0]
+        more, loss = _kept(model, noise(2 * TRIED), accelerator)
+        activations = (more - few) // TRIED
+        loss.backward()
     optimizer.step()
     weights = _bytes([*model.parameters(), *model.buffers()])
     return Needs(

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed, nn
 
-from ..attention_plain_vit import PlainViTAttention
-from ..layers_plain_vit import cast_once
-from ..modeling_plain_vit import PlainViTEncoder, PlainViTForImageClassification
-from ..packed_plain_vit import Places
+from ...attention_plain_vit import PlainViTAttention
+from ...layers_plain_vit import cast_once
+from ...modeling_plain_vit import PlainViTEncoder, PlainViTForImageClassification
+from ...packed_plain_vit import Places
 
 
 @contextmanager
