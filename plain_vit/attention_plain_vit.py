@@ -43,7 +43,7 @@ def eager_attention_forward(
 
 
 SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]
-LONGEST_PRODUCTS = 1024  # tokens; beyond that, the weights take much memory and save little time
+LONGEST_PRODUCTS = 1024  # tokens; beyond this, the attention matrix takes much memory and saves little time
 
 
 def fast_attention_forward(
@@ -77,12 +77,12 @@ def fused_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Call torch's fused kernel as transformers' "sdpa" does, without what that decides for other models."""
+    """Call torch's fused kernel like transformers' "sdpa", without its special cases for other models."""
     attended = nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scaling)
     return attended.transpose(1, 2), None  # B L heads d
 
 
-# "sdpa" is the default. It was once called "plain_vit", which saved folders may contain.
+# "sdpa" is the default. Saved folders may contain its alias "plain_vit".
 DEFAULT_ATTENTION, FAST_ATTENTION = "sdpa", "plain_vit_fast"
 AttentionInterface.register("plain_vit", SDPA)
 AttentionInterface.register(FAST_ATTENTION, fast_attention_forward)
@@ -125,11 +125,11 @@ QK_NORMS: dict[str | None, Callable[[PlainViTConfig, int], nn.Module | None]] = 
 }
 
 
-# Attentions: each maps tokens (B, L, D) to those that its places ask for, and the weights on request
+# Attentions: each maps tokens (B, L, D) to the output tokens that `places` selects, and returns the weights on request
 
 
 class Attention(nn.Module):
-    """Base class: separate projections of query, key and value; a dot product of query and key has `width` terms."""
+    """Base class with separate query, key and value projections; `width` is the width of a query or key vector."""
 
     def __init__(self, config: PlainViTConfig, layer_idx: int, width: int):
         super().__init__()
@@ -152,12 +152,12 @@ class Attention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
         """Compute attention with the config's implementation, or the eager one if the weights are requested.
 
-        Each head of key and value is that of a group of heads of the query. A bias on the scores has the shape
-        (heads, L, L) or (B, heads, L, L); only the rows of the queries are used. Images of many sizes attend each to
-        itself, and have no bias.
+        Each key and value head serves a group of query heads. A bias on the scores has shape (heads, L, L) or
+        (B, heads, L, L); only its rows for the given queries are used. In a batch of images of many sizes, each image
+        attends only to itself, without a bias.
 
-        In evaluation torch's fused kernel is bit-equal to most sources. Training does not need that and uses the
-        fastest kernel, unless someone replaced transformers' own "sdpa". The kernels do not accept an empty batch.
+        In evaluation, torch's fused kernel is bit-equal to most sources. Training does not need that and uses the
+        fastest kernel, unless the user replaced transformers' "sdpa". The kernels do not accept an empty batch.
         """
         implementation = "eager" if output_attentions or query.shape[0] == 0 else self.config._attn_implementation
         kernel: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
@@ -202,14 +202,14 @@ class PlainViTAttention(Attention):
         return optional(self.dropout, attended), weights
 
     def project(self, hidden_states: torch.Tensor, places: Places) -> tuple[torch.Tensor, ...]:
-        """Return the queries of the tokens that are computed, and all keys and values, of shape (B, L, heads, d)."""
+        """Return the queries of the tokens to compute, and all keys and values, of shape (B, L, heads, d)."""
         hidden_states, heads = cast_once(hidden_states), (-1, self.head_dim)
         query = self.q_proj(places.first(hidden_states)).unflatten(-1, heads)
         return query, self.k_proj(hidden_states).unflatten(-1, heads), self.v_proj(hidden_states).unflatten(-1, heads)
 
 
 class PlainViTDifferentialAttention(Attention):
-    """The difference of two attention maps, which cancels their common noise (Ye et al. 2024, section 2.1)."""
+    """Attention with the difference of two maps, which cancels common noise (Ye et al. 2024, section 2.1)."""
 
     def __init__(self, config: PlainViTConfig, layer_idx: int):
         heads, head_dim = config.attention_shape
@@ -249,16 +249,16 @@ class PlainViTDifferentialAttention(Attention):
         return first - second + self.lambda_init
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
-        """Initialise the vectors of that weight as the paper's code does."""
+        """Initialise the lambda vectors as the paper's code does."""
         for weight in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
             init.normal_(weight, std=0.1)
 
 
-# Self-attentions that compute their weights in another way
+# Self-attentions with other attention weights
 
 
 class WeighingAttention(PlainViTAttention):
-    """Base class: no kernel computes these weights, so plain matrix products do, with every implementation."""
+    """Base class for weights that no kernel computes: every implementation falls back to plain matrix products."""
 
     @abstractmethod
     def weigh(self, products: torch.Tensor) -> torch.Tensor:
@@ -277,7 +277,7 @@ class WeighingAttention(PlainViTAttention):
 
 
 class HeadMix(nn.Module):
-    """Replace the maps of the heads by learned combinations of them (Shazeer et al. 2020)."""
+    """Mix the attention maps of the heads with a learned matrix (Shazeer et al. 2020)."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
@@ -316,7 +316,7 @@ class TalkingHeadsAttention(WeighingAttention):
 
 
 class LocalityAttention(WeighingAttention):
-    """Attention of each token to the others only, with a learned temperature (Lee et al. 2021, section 3.2)."""
+    """Attention of each token to all other tokens, with a learned temperature (Lee et al. 2021, section 3.2)."""
 
     def __init__(self, config: PlainViTConfig, layer_idx: int):
         super().__init__(config, layer_idx)
@@ -328,7 +328,7 @@ class LocalityAttention(WeighingAttention):
         return self.drop(scores.softmax(dim=-1))
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
-        """Start from the usual factor."""
+        """Initialise the temperature to the usual scale."""
         init.constant_(self.temperature, math.log(self.scaling))
 
 
@@ -342,7 +342,7 @@ ATTENTIONS: dict[str, Callable[[PlainViTConfig, int], nn.Module]] = {
 
 
 def output_projection(config: PlainViTConfig) -> nn.Module:
-    """Return the projection of the concatenated heads, or an identity if the config has none."""
+    """Return the output projection of the concatenated heads, or an identity if the config has none."""
     if not config.attention_output_projection:
         return nn.Identity()
     return nn.Linear(math.prod(config.attention_shape), config.hidden_size, bias=config.attention_output_bias)

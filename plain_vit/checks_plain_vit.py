@@ -1,4 +1,4 @@
-"""Checks of a config: ranges of its fields, and the combinations that no source has, each with what to do instead."""
+"""Checks of a config: the range of each field, and unsupported combinations, each with the remedy."""
 
 import re
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from typing import Any
 
 from transformers.activations import ACT2FN
 
-# All without parameters; no source uses the others, and no initialisation here covers them.
+# Activations with parameters are excluded: no source uses them, and no initialisation here covers them.
 ACTIVATIONS = sorted(ACT2FN.keys() - {"prelu", "xielu"})
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 
 # The upper limit of each count: far above any model (ViT-22B has width 6,144, DeepNet has 1,000 layers), and far below
-# values that use much memory before any tensor is allocated.
+# values that exhaust memory before any tensor is allocated.
 MOST_LAYERS, MOST_PIXELS = 1000, 2**28
 LARGEST = {
     **dict.fromkeys(("hidden_size", "head_dim", "intermediate_size", "representation_size", "num_channels"), 2**20),
@@ -41,7 +41,7 @@ RANGES = {
 
 
 def check_labels(config: Any, number: Any = None) -> None:
-    """Refuse label names that no file can store, and numbers of labels that use much memory: each gets a name.
+    """Refuse label names that cannot be saved, and so many labels that their names would exhaust memory.
 
     Args:
         number: The intended number of labels (default: the number of names).
@@ -68,7 +68,7 @@ def check_labels(config: Any, number: Any = None) -> None:
 
 
 def check_counts(config: Any) -> None:
-    """Refuse counts and sizes that no model has."""
+    """Refuse counts and sizes far above those of any model."""
     for name, most in LARGEST.items():
         value, least = getattr(config, name), int(name not in MAY_BE_ZERO)
         if name != "num_labels" and value is not None and not least <= value <= most:
@@ -117,7 +117,7 @@ def check_fields(config: Any) -> None:
 
 
 def conflicts_in_embeddings(config: Any) -> tuple[tuple[bool, str], ...]:
-    """Return the impossible combinations of patches and first tokens: whether each is there, and the remedy."""
+    """Return unsupported combinations of patches and prefix tokens: whether each occurs, and the remedy."""
     return (
         (config.register_tokens_last and config.use_distillation_token,
          "register_tokens_last is not combined with a distillation token by any source"),
@@ -136,7 +136,7 @@ def conflicts_in_embeddings(config: Any) -> tuple[tuple[bool, str], ...]:
 
 
 def conflicts_in_positions(config: Any) -> tuple[tuple[bool, str], ...]:
-    """Return the impossible combinations of positions: whether each is there, and the remedy."""
+    """Return unsupported combinations of positions: whether each occurs, and the remedy."""
     head_dim = config.attention_shape[1]
     rotary, relative = config.rotary_embedding_type != "none", config.relative_position_bias != "none"
     return (
@@ -183,7 +183,7 @@ def conflicts_in_positions(config: Any) -> tuple[tuple[bool, str], ...]:
 
 
 def conflicts_in_blocks(config: Any) -> tuple[tuple[bool, str], ...]:
-    """Return the impossible combinations inside the blocks: whether each is there, and the remedy."""
+    """Return unsupported combinations inside the blocks: whether each occurs, and the remedy."""
     heads, head_dim = config.attention_shape
     shared = config.num_key_value_heads is not None
     weighs = config.attention_type in ("re_attention", "talking_heads", "locality")
@@ -220,7 +220,7 @@ def conflicts_in_blocks(config: Any) -> tuple[tuple[bool, str], ...]:
 
 
 def conflicts_in_heads(config: Any) -> tuple[tuple[bool, str], ...]:
-    """Return the impossible combinations of poolings and heads: whether each is there, and the remedy."""
+    """Return unsupported combinations of poolings and heads: whether each occurs, and the remedy."""
     return (
         (config.pooling in ("cls", "cls_mean") and not config.use_class_token,
          f'pooling "{config.pooling}" reads the class token: set use_class_token=True, or another pooling'),
@@ -259,7 +259,7 @@ def conflicts_in_heads(config: Any) -> tuple[tuple[bool, str], ...]:
 
 
 def shown(value: Any, longest: int = 80) -> str:
-    """Return the repr of an untrusted value, truncated; numbers with thousands of digits are replaced."""
+    """Return the repr of an untrusted value, truncated; a description replaces numbers with thousands of digits."""
     if isinstance(value, int) and not -(10**longest) < value < 10**longest:
         return f"a number of more than {longest} digits"
     if isinstance(value, list | tuple | dict) and len(value) > longest:
@@ -269,7 +269,7 @@ def shown(value: Any, longest: int = 80) -> str:
 
 
 def is_text(name: str) -> bool:
-    """Return whether a string can be encoded, which a lone surrogate cannot."""
+    """Return whether a string can be encoded: it has no lone surrogate."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -383,11 +383,11 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
         Args:
             saved: The saved dict.
-            place: Folder, file or Hub id that it is from; None if unknown.
+            place: Folder, file or Hub id of the config; None if unknown.
             revision: Branch, tag or commit of a Hub repository.
 
         Raises:
-            ValueError: It is not one of plain-vit's; the message says how to open that model.
+            ValueError: It is not a plain-vit config; the message says how to open that model.
         """
         found = saved.get("model_type")
         if saved.get(VERSION_KEY) is not None or found in (cls.model_type, PlainViTConfig.model_type):
@@ -436,7 +436,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             self.num_key_value_heads = self._shared_heads(self.num_key_value_heads)
 
     def _shared_heads(self, counts: int | list[int] | tuple[int, ...]) -> int | tuple[int, ...] | None:
-        """Return the heads of keys and values: one number if all blocks have it, None if none of them are shared."""
+        """Return the key and value heads: one number if all blocks have the same, None if no heads are shared."""
         given, heads = (counts,) if isinstance(counts, int) else tuple(counts), self.num_attention_heads
         expected = 1 if isinstance(counts, int) else self.num_hidden_layers
         if len(given) != expected or not all(0 < count <= heads and heads % count == 0 for count in given):
@@ -477,7 +477,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         """Read a saved config as transformers does, without building it.
 
         Raises:
-            ValueError: It is the config of another model. Auto classes choose the class by its `model_type`.
+            ValueError: The config belongs to another model. Auto classes choose the class by its `model_type`.
         """
         given = (
             {"model_type": kwargs.pop("model_type")} if "model_type" in kwargs else {}
@@ -500,7 +500,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
                 and image processors.
 
         Raises:
-            ValueError: A keyword is not a field, and as for the constructor.
+            ValueError: A keyword is not a field, or a value is invalid, as for the constructor.
         """
         names = (cls.__dataclass_fields__.keys() | config_dict.keys() | {"out_features", "out_indices"}) - {"dtype"}
         given = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys() - TRANSFORMERS_KEYWORDS)}
@@ -522,7 +522,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         return cls.from_dict(cls._dict_from_json_file(json_file))
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
-        """Save as transformers does, without naming missing files for Auto classes.
+        """Save as transformers does, but name no Auto classes whose code the folder lacks.
 
         The image processor's file may come later, when the processor is saved.
         """
@@ -596,7 +596,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
     @property
     def attention_shape(self) -> tuple[int, int]:
-        """Number of heads, and the width of each."""
+        """Number of attention heads, and the width of each."""
         return self.num_attention_heads, cast(int, self.head_dim)  # set by _normalize
 
     def key_value_heads_of(self, layer_idx: int) -> int:
@@ -621,7 +621,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
     @property
     def pooling_heads(self) -> int:
-        """Heads of a pooling by attention."""
+        """Number of heads of an attention pooling."""
         return self.pooling_num_attention_heads or self.num_attention_heads
 
     @property
@@ -648,7 +648,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
 
 def stem_stride(depths: Sequence[int]) -> int:
-    """Return the reduction factor of a ResNet stem: 4 of its root times 2 for each stage but the first."""
+    """Return the reduction factor of a ResNet stem: 4 for its root, times 2 for each stage after the first."""
     return 4 * 2 ** max(0, len(depths) - 1)
 
 

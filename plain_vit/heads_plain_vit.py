@@ -20,15 +20,15 @@ from .initialization_plain_vit import FreshWeights, init_as
 from .layers_plain_vit import dropout_or_none, is_eager, layer_scale_or_none, norm_or_identity, optional
 from .packed_plain_vit import Places
 
-# Poolers: each maps tokens (B, L, D) to features, and states how many of the first tokens it reads, so that the last
-# block need not compute the others. Of images of many sizes, `valid` (B, L) is false for padding
+# Poolers: each maps tokens (B, L, D) to features, and states how many leading tokens it reads, so that the last block
+# can skip the others. For images of many sizes, `valid` (B, L) is false for padding
 
 
 class Pooler(nn.Module):
     """Base class of the poolers.
 
     Attributes:
-        num_tokens_read: Number of first tokens that are read; None for all.
+        num_tokens_read: Number of leading tokens that the pooler reads; None for all.
     """
 
     num_tokens_read: int | None = None
@@ -38,7 +38,7 @@ class Pooler(nn.Module):
 
 
 class ClassTokenPooler(Pooler):
-    """Return the class token; a distillation token, if there is one, is read by its own classifier."""
+    """Return the class token; a distillation token has a classifier of its own."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__(config)
@@ -66,20 +66,20 @@ class PatchPooler(Pooler):
     def select(
         self, hidden_states: torch.Tensor, valid: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the tokens to pool, and which of them are no padding."""
+        """Return the tokens to pool, and which of them are not padding."""
         tokens = hidden_states[:, self.first : hidden_states.shape[1] - self.after]
         return tokens, None if valid is None else valid[:, self.first :]
 
 
 def average(tokens: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
-    """Return the mean of the tokens (B, L, D) that are valid."""
+    """Return the mean of the valid tokens (B, L, D)."""
     if valid is None:
         return tokens.mean(dim=1)
     return tokens.masked_fill(~valid.unsqueeze(-1), 0).sum(dim=1) / valid.sum(dim=1, keepdim=True)
 
 
 def maximum(tokens: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
-    """Return the maximum of each channel of the tokens (B, L, D) that are valid."""
+    """Return the maximum of each channel over the valid tokens (B, L, D)."""
     return (tokens if valid is None else tokens.masked_fill(~valid.unsqueeze(-1), -math.inf)).amax(dim=1)
 
 
@@ -98,7 +98,7 @@ class MaxPooler(PatchPooler):
 
 
 class MeanMaxPooler(PatchPooler):
-    """Average mean and maximum."""
+    """Return the average of the patches' mean and maximum."""
 
     def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
         hidden_states, valid = self.select(hidden_states, valid)
@@ -193,7 +193,7 @@ class QueryPooler(PatchPooler):
 
 
 class RefinementPooler(Pooler):
-    """Let all tokens attend to each other without parameters; return the class token, or else the average.
+    """Apply attention without parameters to all tokens; return the class token, or the average if there is none.
 
     Source: the "prr" pooling of timm 1.0.31 (patch representation refinement).
     """
@@ -210,7 +210,7 @@ class RefinementPooler(Pooler):
 
 
 class ClassAttentionLayer(nn.Module):
-    """Block that computes a class token alone; it attends to itself, normalised, and to the patches as they are."""
+    """Block that updates only a class token, which attends to its normalised self and to the patches as they are."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
@@ -234,9 +234,9 @@ class ClassAttentionLayer(nn.Module):
 
 
 class ClassAttentionPooler(Pooler):
-    """Let a class token read the finished patches in blocks of its own (CaiT: Touvron et al. 2021b, section 3).
+    """Let a class token attend to the final patches in blocks of its own (CaiT: Touvron et al. 2021b, section 3).
 
-    Source: vit-pytorch's `cait.py`; the paper's code also normalises the patches, and its heads do not talk here.
+    Source: vit-pytorch's `cait.py`; the paper's code also normalises the patches, and has no talking heads here.
     """
 
     def __init__(self, config: PlainViTConfig):
@@ -256,7 +256,7 @@ class ClassAttentionPooler(Pooler):
 
 
 class QueryAttentionPooler(PatchPooler):
-    """Let a learned query read the finished patches with an attention like those of the blocks.
+    """Let a learned query attend to the final patches, with the attention of the blocks.
 
     Source: vit-pytorch's `na_vit_nested_tensor.py`.
     """
@@ -284,7 +284,7 @@ class QueryAttentionPooler(PatchPooler):
 
 
 class QueryBlockPooler(QueryAttentionPooler):
-    """Add what a learned query reads to it, as in a pre-norm block without an MLP.
+    """Add the attention output to the learned query, as in a pre-norm block without an MLP.
 
     Source: vit-pytorch's `na_vit.py`.
     """
@@ -344,8 +344,8 @@ def image_classification_loss(
             regression targets of shape (B,) or (B, num_labels).
         logits: Logits of shape (B, num_labels).
         config: The config with `num_labels` and `problem_type`; without a problem type, a single label means
-            regression, int64 and int32 labels mean classes, and other labels multi-label classification. The config
-            then records which, except for classes in a graph that is compiled.
+            regression, int64 and int32 labels mean classes, and other labels multi-label classification. The inferred
+            type is stored in the config, except for classes in a compiled graph.
         num_items_in_batch: Number of values in all `labels` of one step; the loss is divided by it, so that
             accumulated gradients equal those of one large batch.
         **kwargs: Other arguments of the model; ignored.
@@ -370,15 +370,15 @@ def image_classification_loss(
         loss = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction=reduction)
     else:
         loss = F.mse_loss(logits.view(labels.shape), labels.to(logits.dtype), reduction=reduction)
-    # Whatever reads the logits of the trained model must know what they mean. Classes are also what None means, and a
-    # config that changes is a reason to compile again
+    # Users of the trained model must know what its logits mean. None already means classes, and a changed config would
+    # trigger recompilation
     if config.problem_type is None and (is_eager() or problem_type != "single_label_classification"):
         config.problem_type = problem_type
     return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 
 def check_classes(labels: torch.Tensor, num_labels: int) -> None:
-    """Refuse labels out of range; skipped where their values are not at hand."""
+    """Refuse labels out of range; skipped on accelerators and in compiled or traced code."""
     if labels.device.type != "cpu" or type(labels) is not torch.Tensor or not is_eager():
         return
     wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]

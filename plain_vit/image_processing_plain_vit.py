@@ -66,15 +66,15 @@ WRITTEN_BY_TRANSFORMERS = {
 
 
 class SourcePreprocessing(BaseImageProcessor, ABC):
-    """Base class of both backends: opens, converts, resizes and crops images, and saves the settings.
+    """Base class of both image processors: opens, converts, resizes and crops images, and saves the settings.
 
     Args:
         resize_mode: Meaning of a `size` with height and width. None stretches the image to it; "cover" keeps the aspect
-            ratio and covers it; "contain" keeps the aspect ratio and fits inside.
+            ratio and covers that area; "contain" keeps the aspect ratio and fits inside it.
         resize_with: Backend for 8-bit images that are not on an accelerator: "pillow", like the sources, or "torch",
             which is faster on large tensors but not exact.
         pad_color: Value of each channel (0..255) where the crop extends beyond the image (default: black).
-        max_num_patches: Keep the aspect ratio of each image, resize it to at most this many patches, and return these:
+        max_num_patches: Resize each image to at most this many patches, keeping its aspect ratio, and return patches:
             `pixel_values` (B, max_num_patches, P), `pixel_attention_mask` and `spatial_shapes`, as transformers'
             Siglip2ImageProcessor does; `size` is not used. None for images of one size.
         patch_size: Side of these patches, in pixels.
@@ -82,7 +82,7 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
             `resample`, `image_mean`, `image_std` and so on. `image_mean` has one number per channel of the model.
 
     Raises:
-        ValueError: A setting does not exist or cannot work; on a call, an image that the sources cannot process either.
+        ValueError: A setting does not exist or is invalid; or the sources cannot process an image of a call either.
 
     Source:
         `timm.data.transforms_factory.transforms_imagenet_eval` (timm 1.0.31) and
@@ -136,15 +136,15 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
 
     @classmethod
     def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build from saved settings as transformers does, except that those of another class are refused.
+        """Build from saved settings as transformers does, but refuse the settings of another class.
 
         Args:
-            image_processor_dict: The contents of `preprocessor_config.json`. One that names a stock class and has
-                `resize_with` was exported by plain-vit.
+            image_processor_dict: The contents of `preprocessor_config.json`. If it names a stock class and has
+                `resize_with`, plain-vit exported it.
             **kwargs: Settings that replace the saved ones, and keywords of transformers.
 
         Raises:
-            ValueError: The settings are those of another class, and as for the constructor.
+            ValueError: The settings belong to another class, or are invalid, as for the constructor.
         """
         named = [image_processor_dict.get(key) for key in ("image_processor_type", "feature_extractor_type")]
         others = [name for name in named if name and name not in (cls.__name__, *OURS)]
@@ -157,12 +157,12 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
 
     @property
     def model_input_names(self) -> list[str]:  # type: ignore[override]  # depends on a setting
-        """Names of what a call returns."""
+        """Names of the outputs of a call."""
         patches = [] if self.max_num_patches is None else ["pixel_attention_mask", "spatial_shapes"]
         return ["pixel_values", *patches]
 
     def _check_patches(self) -> None:
-        """Refuse settings of patches that contradict each other or those of images of one size."""
+        """Refuse patch settings that contradict each other or the settings for images of one size."""
         if self.max_num_patches is None and self.patch_size is None:
             return
         for name in ("max_num_patches", "patch_size"):
@@ -272,7 +272,7 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         return self._finish(tensors, **kwargs) if self.max_num_patches is None else self._patches(tensors, **kwargs)
 
     def _patches(self, images: list[torch.Tensor], return_tensors: Any, **kwargs: Any) -> BatchFeature:
-        """Return the patches of each image, padded with zeros to the largest number of them."""
+        """Return the patches of each image, padded with zeros to the largest number of patches."""
         data: dict[str, list[Any]] = {"pixel_values": [], "pixel_attention_mask": [], "spatial_shapes": []}
         side, most = cast(int, self.patch_size), cast(int, self.max_num_patches)
         for image in images:
@@ -351,7 +351,7 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         image_mean: Sequence[float],
         image_std: Sequence[float],
     ) -> torch.Tensor:
-        """Rescale and normalise in the sources' sequence of operations; fused operations round differently."""
+        """Rescale and normalise with the sources' sequence of operations; fused operations round differently."""
         if not (do_rescale or do_normalize):
             return images.contiguous()
         pixels = images.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
@@ -365,8 +365,8 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
     def to_dict(self) -> dict[str, Any]:
         """Return the settings, and the names of the class and its code: a composite processor saves this dict.
 
-        For a subclass that was not registered with `register_for_auto_class`, a composite processor saves no code, and
-        none is named.
+        For a subclass that was not registered with `register_for_auto_class`, a composite processor saves no code, so
+        this dict names none.
         """
         names = self._names()
         if self._auto_class is None:
@@ -374,12 +374,12 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         return self.settings() | names
 
     def settings(self) -> dict[str, Any]:
-        """Return only the settings, which make the same image processor again."""
+        """Return only the settings, from which the same image processor can be built."""
         settings = super().to_dict()
         return {name: value for name, value in settings.items() if name not in WRITTEN_BY_TRANSFORMERS}
 
     def _names(self) -> dict[str, Any]:
-        """Return the names by which transformers finds, in a saved folder, the class and its code."""
+        """Return the names by which transformers finds the class and its code in a saved folder."""
         kind = type(self)
         if _is_ours(kind) or self._auto_class is None:
             return {"image_processor_type": "PlainViTImageProcessor", "auto_map": copy.deepcopy(AUTO_MAP)}
@@ -389,9 +389,9 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
     def to_json_file(self, json_file_path: str | os.PathLike) -> None:
         """Write the settings, and the names of the classes unless config.json already contains them.
 
-        transformers looks for the classes here first. In a model folder they are in config.json instead: transformers
-        also takes code named here for that of a video processor, for which a `pipeline` may require trust even if the
-        package is imported.
+        transformers looks for the classes here first. In a model folder they are in config.json instead, because
+        transformers also treats code named here as a video processor's, and a `pipeline` may then require trust in
+        remote code even if the package is imported.
 
         The code of a subclass is saved if it was registered with `register_for_auto_class`; otherwise the folder names
         the plain-vit class it derives from and contains that code.
@@ -417,7 +417,7 @@ class PlainViTImageProcessor(SourcePreprocessing, TorchvisionBackend):  # type: 
     """Image processor that returns tensors, bit-equal to the sources' own transforms.
 
     Pillow resizes 8-bit files, images, arrays and tensors on the CPU, with any number of channels. torch resizes
-    tensors on an accelerator, where they stay; floating point values, like the sources' transforms; and everything if
+    tensors on an accelerator, which stay there, floating point values, as in the sources' transforms, and everything if
     `resize_with` is "torch".
     """
 
@@ -529,7 +529,7 @@ def check_pixels(height: int, width: int, sides: tuple[int, int]) -> None:
     """Check that an image of this height and width has at most `MOST_PIXELS` once resized to these sides.
 
     Raises:
-        ValueError: It would have more.
+        ValueError: It would have more pixels.
     """
     if sides[0] * sides[1] > MOST_PIXELS:
         raise ValueError(
@@ -645,7 +645,7 @@ def _as_tensor(image: Any) -> torch.Tensor:
 
 
 def _centre(have: int, want: int) -> tuple[int, slice]:
-    """Return the offset of the image on the canvas, and the part of it that is kept, along one side."""
+    """Return, along one side, the offset of the image on the canvas and the part of the image that is kept."""
     if have < want:
         return (want - have) // 2, slice(None)
     start = round((have - want) / 2)  # half to even, as torchvision

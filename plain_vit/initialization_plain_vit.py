@@ -1,6 +1,6 @@
 """Initial weights: how each source draws every kind of tensor.
 
-A layer that a source may draw in its own way is marked with `init_as`; a module with tensors of its own has
+`init_as` marks a layer that some source initialises in its own way; a module with parameters of its own defines
 `init_own_weights`. `config.initialization` selects the table.
 """
 
@@ -15,7 +15,7 @@ from .configuration_plain_vit import PlainViTConfig
 
 
 def init_as(kind: str, layer: nn.Module) -> nn.Module:
-    """Mark a layer with a kind that a source may initialise differently from "dense"; return the layer."""
+    """Mark a layer with a kind that a source may initialise differently from "dense", and return the layer."""
     layer.init_kind = kind  # type: ignore[assignment]
     return layer
 
@@ -47,7 +47,7 @@ def _xavier_mlp_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
 
 
 def _lecun_layer(layer: nn.Linear | nn.Conv2d, std: float) -> None:
-    """Draw a normal truncated at two deviations, then of variance 1 / fan-in (jax.nn.initializers.lecun_normal)."""
+    """Draw from a normal truncated at two deviations, scaled to variance 1 / fan-in (JAX's lecun_normal)."""
     scale = layer.weight[0].numel() ** -0.5 / 0.87962566103423978
     init.trunc_normal_(layer.weight, std=scale, a=-2 * scale, b=2 * scale)
     _bias(layer, init.zeros_)
@@ -105,7 +105,7 @@ INITIALIZATIONS: dict[str, dict[str, Callable[[Any, float], Any]]] = {
 
 
 class FreshWeights:
-    """Weight initialiser of a config: draws each kind of tensor as its source does."""
+    """Weight initialiser of a config: draws each kind of tensor as the source does."""
 
     def __init__(self, config: PlainViTConfig):
         self.std = config.initializer_range

@@ -38,7 +38,7 @@ def norm_or_identity(
     return norms[config.norm_type](config.hidden_size if width is None else width, eps=config.layer_norm_eps)
 
 
-# Missing layers are None, not identities: for one image on a GPU, calls take longer than what they compute
+# Missing layers are None, not identities: for a single image on a GPU, a call costs more than the work inside it
 
 
 def norm_or_none(config: PlainViTConfig, present: bool, width: int | None = None) -> nn.Module | None:
@@ -47,12 +47,12 @@ def norm_or_none(config: PlainViTConfig, present: bool, width: int | None = None
 
 
 def dropout_or_none(rate: float) -> nn.Module | None:
-    """Return a Dropout, or None if it drops nothing."""
+    """Return a Dropout, or None if the rate is 0."""
     return nn.Dropout(rate) if rate else None
 
 
 def optional(layer: nn.Module | None, hidden_states: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """Return the output of a layer, or its first input if the config has none."""
+    """Apply a layer, or return the hidden states unchanged if it is None."""
     return hidden_states if layer is None else layer(hidden_states, *rest)
 
 
@@ -81,7 +81,7 @@ class StochasticDepth(nn.Module):
     def __init__(self, config: PlainViTConfig, layer_idx: int):
         super().__init__()
         self.rate = config.drop_path_rate * layer_idx / max(1, config.num_hidden_layers - 1)
-        self.uniform = torch.rand  # a training loop may replace it by numbers for each sample
+        self.uniform = torch.rand  # a training loop may replace it with random numbers tied to each sample
 
     def forward(self, hidden_states: torch.Tensor, places: Places) -> torch.Tensor:
         if not self.training or self.rate == 0:
@@ -146,7 +146,7 @@ class PackedSwiGLU(nn.Module):
 
 
 def cast_once(hidden_states: torch.Tensor) -> torch.Tensor:
-    """Cast the input of several products once under autocast: each would otherwise make and keep a copy."""
+    """Cast the shared input of several products once under autocast; otherwise each makes and keeps a copy."""
     device = hidden_states.device.type
     if device == "meta" or hidden_states.dtype != torch.float32 or not torch.is_autocast_enabled(device):
         return hidden_states
@@ -154,7 +154,7 @@ def cast_once(hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 def is_eager() -> bool:
-    """Return whether each operation computes the values of this call: no compiler, tracer, mode or transform runs."""
+    """Return whether operations run eagerly: no compiler, tracer, dispatch mode or functorch transform is active."""
     return not (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
@@ -163,8 +163,8 @@ def is_eager() -> bool:
     )
 
 
-# Blocks: each takes factories of its attention and its MLP, so that every combination works. A block returns the tokens
-# that its places ask for: all, or only the first few
+# Blocks: each takes factories for its attention and its MLP, so that every combination works. `places` decides whether
+# a block returns all tokens or only the first few
 
 
 class PostNormLayer(GradientCheckpointingLayer):
@@ -264,7 +264,7 @@ class LinearPatchEmbeddings(nn.Module):
     """Flatten each patch in the order row, column, channel, and project it: vit-pytorch's patch embedding.
 
     Attributes:
-        num_views: Images that a patch is cut from, one after the other among its channels.
+        num_views: Number of views of the image that each patch is cut from, concatenated along the channels.
     """
 
     num_views = 1
@@ -283,9 +283,9 @@ class LinearPatchEmbeddings(nn.Module):
 
 
 class ShiftedPatchEmbeddings(LinearPatchEmbeddings):
-    """Cut each patch also from the image moved by one pixel to the four sides (Lee et al. 2021, section 3.1).
+    """Cut each patch also from four copies of the image, shifted one pixel to each side (Lee et al. 2021, section 3.1).
 
-    Source: vit-pytorch's `vit_for_small_dataset.py`; the paper moves by half a patch along the diagonals.
+    Source: vit-pytorch's `vit_for_small_dataset.py`; the paper shifts by half a patch along the diagonals.
     """
 
     num_views = 5
@@ -296,7 +296,7 @@ class ShiftedPatchEmbeddings(LinearPatchEmbeddings):
 
 
 def cut_patches(pixel_values: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Cut images (B, C, H, W) into flattened patches (B, N, rows columns C); what does not fill a patch is left out."""
+    """Cut images (B, C, H, W) into flattened patches (B, N, rows columns C), without partial patches."""
     batch, channels, *sides = pixel_values.shape
     h, w = sides[0] // height, sides[1] // width
     patches = pixel_values[..., : h * height, : w * width].reshape(batch, channels, h, height, w, width)
@@ -393,7 +393,7 @@ class ResNetPatchEmbeddings(nn.Module):
 class PatchDropout(nn.Module):
     """Keep a random fraction of the patches of each image in training (Liu et al. 2023).
 
-    The tokens before the patches, and registers after them, are kept.
+    The tokens before the patches, and registers after them, are always kept.
     """
 
     def __init__(self, config: PlainViTConfig):
@@ -404,7 +404,7 @@ class PatchDropout(nn.Module):
         self.uniform = torch.rand  # as in `StochasticDepth`
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Draw the numbers of the kept tokens, of shape (B, L); None keeps all."""
+        """Draw the indices of the tokens to keep, of shape (B, L); None keeps all."""
         if not self.training or self.rate == 0:
             return None
         batch, length, device = *hidden_states.shape[:2], hidden_states.device

@@ -79,7 +79,7 @@ class PlainViTPatchEmbeddings(nn.Module):
         self.post_norm = norm_or_identity(config, config.patch_post_norm, norms=PATCH_NORMS)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        if pixel_values.ndim < 4:  # flattened patches: each is an image of its own
+        if pixel_values.ndim < 4:  # flattened patches: project each as an image of one patch
             batch, count, _ = pixel_values.shape
             images = pixel_values.unflatten(2, (*self.patch_shape, -1)).permute(0, 1, 4, 2, 3).flatten(0, 1)
             return self.post_norm(self.projection(images).view(batch, count, -1))
@@ -87,7 +87,7 @@ class PlainViTPatchEmbeddings(nn.Module):
 
 
 class PlainViTPositionEmbedding(GridTables):
-    """Learned position embeddings of the native patch grid and the tokens before it; resampled for other grids."""
+    """Learned position embeddings of the prefix tokens and the native patch grid; resampled for other grids."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
@@ -131,7 +131,7 @@ POSITION_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module | None]] = {
 
 
 class PlainViTEmbeddings(nn.Module):
-    """Turn an image into tokens: patches, the tokens before them, positions."""
+    """Turn an image into tokens: project the patches, prepend the learned tokens, add positions."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
@@ -346,14 +346,14 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
         config: PreTrainedConfig | str | os.PathLike | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Load as transformers does, except that the config or the folder of another model is refused.
+        """Load as transformers does, but refuse the config or the folder of another model.
 
-        With a `key_mapping`, which says what the weights are called here, the folder may be of any model.
+        With a `key_mapping` from its weight names to ours, the folder may contain any model.
 
         Raises:
-            ValueError: The config is that of another model, or the folder's is; the message says how to convert it.
+            ValueError: The config or the folder belongs to another model; the message says how to convert it.
         """
-        if isinstance(config, PreTrainedConfig):  # others are read, and checked, by its class
+        if isinstance(config, PreTrainedConfig):  # the config class reads and checks a path itself
             PlainViTConfig.check_model_type(config.to_dict())
             if pretrained_model_name_or_path is not None and "key_mapping" not in kwargs:
                 cls._check_folder(pretrained_model_name_or_path, kwargs)
@@ -361,7 +361,7 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
 
     @classmethod
     def _check_folder(cls, place: str | os.PathLike, options: dict[str, Any]) -> None:
-        """Refuse the folder of another model for which one of our configs was given."""
+        """Refuse the folder of another model if one of our configs was passed with it."""
         names = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
         given = {name: options[name] for name in names if name in options}
         folder = Path(place).parent if os.path.isfile(place) else place
@@ -379,7 +379,7 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
         push_to_hub: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Save as transformers does, and delete weights of an earlier save that would be loaded instead.
+        """Save as transformers does, and delete weights of an earlier save that would be loaded instead of these.
 
         Raises:
             NotADirectoryError: `save_directory` is a file.
@@ -402,11 +402,11 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
 
 
 class PlainViTEncoder(PlainViTPreTrainedModel):
-    """Embeddings and blocks, which the models have in common.
+    """Embeddings and blocks, shared by all models.
 
     Attributes:
-        num_output_tokens: How many of the first tokens the last block computes; None for all. Whoever reads no others
-            may set it: see `plain_vit.training.fast_steps`.
+        num_output_tokens: Number of leading tokens that the last block computes; None for all. Set it only if nothing
+            reads the other tokens: see `plain_vit.training.fast_steps`.
     """
 
     num_output_tokens: int | None = None
@@ -431,7 +431,7 @@ class PlainViTEncoder(PlainViTPreTrainedModel):
         stages: Container[int] = (),
         **kwargs: Any,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the tokens (B, L, D) after the last block, and those after some stages: 0 is the embeddings."""
+        """Return the tokens (B, L, D) after the last block and after each of `stages`, where 0 is the embeddings."""
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         hidden_states = self.embeddings(pixel_values, bool_masked_pos, tokens)
         kept = self.patch_dropout(hidden_states)
@@ -449,7 +449,7 @@ class PlainViTEncoder(PlainViTPreTrainedModel):
         return hidden_states, chosen
 
     def places(self, tokens: Tokens, like: torch.Tensor, kept: torch.Tensor | None) -> list[Places]:
-        """Return what each block needs to know about the places of its tokens."""
+        """Return the `Places` of each block."""
         shared = Places(distances=tokens.distances(self.config, like.device), images=tokens.images)
         rotations = tokens.rotations(self.rotary_embedding, like, kept)
         places = [shared._replace(rotation=rotation) for rotation in rotations]
@@ -496,7 +496,7 @@ class PlainViTModel(PlainViTEncoder):
             pixel_values: Normalised pixels of shape (B, C, H, W); the patch size must divide H and W. Or, with
                 `spatial_shapes`, the flattened patches of images of many sizes, (B, N, P) or (N, P).
             bool_masked_pos: True for masked patches, of shape (B, N) or (B, h, w).
-            pixel_attention_mask: 0 for padded patches, of shape (B, N); `spatial_shapes` says as much.
+            pixel_attention_mask: 0 for padded patches, of shape (B, N); optional, since `spatial_shapes` implies it.
             spatial_shapes: Patch grid of each image, of shape (images, 2).
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
@@ -642,9 +642,9 @@ class PlainViTForMaskedImageModeling(PlainViTPreTrainedModel):
 class PlainViTBackbone(BackboneMixin, PlainViTEncoder):
     """The plain Vision Transformer as a backbone for detection, segmentation and depth models.
 
-    Stages are the embeddings ("stem") and each block ("stage1", ...); `config.out_features` selects some. The final
-    norm is applied to each (unless `apply_layernorm=False`, or the norm comes after the pooling), and each is reshaped
-    to a map (unless `reshape_hidden_states=False`).
+    The stages are the embeddings ("stem") and the blocks ("stage1", ...); `config.out_features` selects some of them.
+    The final norm is applied to each feature map (unless `apply_layernorm=False`, or the norm comes after the pooling),
+    and each is reshaped to (B, D, h, w) (unless `reshape_hidden_states=False`).
     """
 
     _auto_class = "AutoBackbone"

@@ -1,13 +1,13 @@
 """Images of many sizes in one batch, as sequences of patches (NaViT: Dehghani et al. 2023; NaFlex: SigLIP 2, 2025).
 
-Beside images of one size, `pixel_values` of shape (B, C, H, W), a model takes the patches of images of many sizes, in
-raster order, each flattened in the order row, column, channel, and `spatial_shapes` (images, 2), their grids:
+Besides images of one size, `pixel_values` of shape (B, C, H, W), a model takes patches of images of many sizes, in
+raster order, each flattened in the order row, column, channel, together with `spatial_shapes` (images, 2), the grids:
 
     padded  `pixel_values` (B, N, P), the patches of an image per row, padded at the end to the largest number;
     packed  `pixel_values` (N, P), the patches of all images one after the other, without padding.
 
-A class for each of the three says where the tokens of an image are: which positions are added to them, which tokens
-attend to each other, and which are pooled together. Padding is never attended to or pooled.
+Each of these three layouts has a class that knows where the tokens of an image are: which positions are added to them,
+which tokens attend to each other, and which are pooled together. Padding is never attended to or pooled.
 
 Shapes: `B` batch, `N` patches, `P` values of a patch, `L` tokens, `D` hidden size, `h w` patch grid, `d` head width.
 """
@@ -26,20 +26,20 @@ from .positions_plain_vit import Distances, Rotation, distances_of
 Grid = tuple[int, int]
 GridFunction = Callable[[Grid, torch.Tensor], torch.Tensor]
 
-# What selects tokens in some model of this package or of transformers
+# Arguments that select tokens in some model of this package or of transformers
 MASKS = ("attention_mask", "head_mask", "bool_masked_pos", "pixel_attention_mask", "spatial_shapes")
-# In the names of kernels that take no mask for each pair of tokens
+# Found in the names of kernels that take no mask over pairs of tokens
 UNMASKED = ("flash", "flex", "paged")
 
 
 class Places(NamedTuple):
-    """What a block needs to know about the places of its tokens.
+    """Positions of the tokens of a block, and how many of them it computes.
 
     Args:
-        rotation: Rotation of queries and keys; None for none.
-        distances: Distances of all pairs of tokens, for a bias of each block; None if no bias depends on them.
-        images: What keeps attention and stochastic depth within an image; None if each row is an image.
-        num_output_tokens: How many of the first tokens of a row the block computes; None for all.
+        rotation: Rotation of queries and keys; None for no rotation.
+        distances: Distances of all pairs of tokens, for the block's own bias; None if no bias depends on them.
+        images: Layout that keeps attention and stochastic depth within an image; None if each row is an image.
+        num_output_tokens: Number of leading tokens of each row that the block computes; None for all.
     """
 
     rotation: Rotation | None = None
@@ -48,27 +48,27 @@ class Places(NamedTuple):
     num_output_tokens: int | None = None
 
     def first(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Return those of the tokens (B, L, D) that the block computes."""
+        """Return the leading tokens of (B, L, D) that the block computes."""
         if self.num_output_tokens is None:
             return hidden_states
         return hidden_states[:, : self.num_output_tokens].contiguous()
 
 
-PLAIN = Places()  # one image per row, and nothing that depends on places
+PLAIN = Places()  # one image per row, and nothing that depends on positions
 
 
 class Tokens(ABC):
-    """Where the tokens of each image are in a batch.
+    """Layout of the tokens of each image in a batch.
 
     Attributes:
-        images: This, if images have many sizes; None if each row is an image of the same size.
+        images: This object if images have many sizes; None if each row is an image of the same size.
     """
 
     images: "ManySizes | None" = None
 
     @abstractmethod
     def lay_out(self, table_of: GridFunction, like: torch.Tensor) -> torch.Tensor:
-        """Return what a function of the grid computes for the tokens of each image, to be added to the batch."""
+        """Return a function of the grid for the tokens of each image, in a form that can be added to the batch."""
 
     @abstractmethod
     def join(self, prefix: Sequence[torch.Tensor], patches: torch.Tensor) -> torch.Tensor:
@@ -86,10 +86,10 @@ class Tokens(ABC):
 
     @abstractmethod
     def by_image(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return what a pooler reads: tokens with one image per row and, of many sizes, which are valid (B, L)."""
+        """Return a pooler's inputs: tokens with one image per row and, for many sizes, which are valid (B, L)."""
 
     def num_readable(self, count: int | None) -> int | None:
-        """Return how many first tokens of each row hold all that are first in their image; None for all tokens."""
+        """Return how many leading tokens of each row contain the first `count` of every image; None for all tokens."""
         return count
 
 
@@ -144,16 +144,16 @@ class ManySizes(Tokens):
 
         Args:
             kernel: Maps query, key, value, mask and options to tokens (B, L, heads, d) and the weights.
-            implementation: Its name.
-            query: Shape (B, heads, L, d), or of the first tokens.
+            implementation: Name of the kernel.
+            query: Shape (B, heads, L, d), or only the first tokens.
             key: Shape (B, heads, L, d).
             value: Shape (B, heads, L, d).
-            **options: Of the kernel.
+            **options: Further arguments of the kernel.
         """
 
     @abstractmethod
     def spread(self, of_images: torch.Tensor) -> torch.Tensor:
-        """Return values (images, 1, 1) for the tokens of the images, to be multiplied with the batch."""
+        """Return one value per image (images, 1, 1) in a form that multiplies the tokens of the batch."""
 
     def lay_out(self, table_of: GridFunction, like: torch.Tensor) -> torch.Tensor:
         tables = {grid: table_of(grid, like) for grid in dict.fromkeys(self.grids)}
@@ -198,7 +198,7 @@ class Padded(ManySizes):
         grids: The patch grid (down, across) of each image.
         num_prefix_tokens: Tokens before the patches of each image.
         width: Patches in a row, padding included.
-        device: Of the tokens.
+        device: Device of the tokens.
     """
 
     def __init__(self, grids: Sequence[Grid], num_prefix_tokens: int, width: int, device: torch.device):
@@ -237,7 +237,7 @@ class Padded(ManySizes):
 class Packed(ManySizes):
     """The tokens of all images in one row, one image after the other.
 
-    Attention is computed image by image: no mask of all pairs of tokens, and no product of two images.
+    Attention is computed image by image, without a mask over all pairs of tokens or products between images.
     """
 
     def arrange(self, of_images: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -278,7 +278,7 @@ class Packed(ManySizes):
 
 
 def as_weights(pixel_values: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
-    """Return the pixels in the dtype of the weights; integers are refused, because they were not normalised."""
+    """Return the pixels in the dtype of the weights; refuse integers, because they were not normalised."""
     expected = "normalised floats, as the image processor makes them"
     if not isinstance(pixel_values, torch.Tensor):
         raise TypeError(
@@ -298,7 +298,7 @@ def dtype_of(model: PreTrainedModel) -> torch.dtype:
 
 
 def refuse_masks(options: dict[str, Any]) -> None:
-    """Take masks that a model does not name from its other arguments; one that is not None would have no effect."""
+    """Remove masks that the model does not take from its other arguments; refuse any that is not None."""
     for name in MASKS:
         if options.pop(name, None) is not None:
             raise ValueError(
@@ -308,7 +308,7 @@ def refuse_masks(options: dict[str, Any]) -> None:
 
 
 def refuse_unmasked(implementation: str, purpose: str, otherwise: str = "") -> None:
-    """Refuse a kernel that takes no mask for each pair of tokens."""
+    """Refuse a kernel that takes no mask over pairs of tokens."""
     if any(kind in implementation for kind in UNMASKED):
         advice = f'call set_attn_implementation("sdpa"){otherwise}'
         raise ValueError(f"attention {implementation!r} cannot {purpose}: {advice}")
@@ -320,12 +320,12 @@ def tokens_of(
     pixel_attention_mask: torch.Tensor | None = None,
     spatial_shapes: torch.Tensor | None = None,
 ) -> Tokens:
-    """Return where the tokens of each image are.
+    """Return the layout of the tokens in a batch.
 
     Args:
-        config: Of the model.
+        config: Config of the model.
         pixel_values: Shape (B, C, H, W); or with `spatial_shapes` (B, N, P) or (N, P).
-        pixel_attention_mask: Shape (B, N), 0 for padding; follows from `spatial_shapes`, which it must not contradict.
+        pixel_attention_mask: Shape (B, N), 0 for padding; optional, but it must agree with `spatial_shapes`.
         spatial_shapes: Patch grid (down, across) of each image, of shape (images, 2).
 
     Raises:
@@ -392,7 +392,7 @@ def _packed(config: PlainViTConfig, grids: Sequence[Grid], pixel_values: torch.T
 
 
 def _check_mask(mask: torch.Tensor, grids: Sequence[Grid], shape: tuple[int, ...]) -> None:
-    """Refuse a mask that is not that of the grids."""
+    """Refuse a mask that does not match the grids."""
     if tuple(mask.shape) != shape[:-1]:
         raise ValueError(f"pixel_attention_mask has shape {tuple(mask.shape)}: expected {shape[:-1]}, one per patch")
     counts = torch.tensor([h * w for h, w in grids], device=mask.device)
@@ -405,7 +405,7 @@ def _check_mask(mask: torch.Tensor, grids: Sequence[Grid], shape: tuple[int, ...
 
 
 def _check_model(config: PlainViTConfig) -> None:
-    """Refuse the models that no source has for images of many sizes."""
+    """Refuse models that no source uses with images of many sizes."""
     unusual = {
         f'patch_projection="{config.patch_projection}"': config.patch_projection in ("resnet", "shifted"),
         f'attention_type="{config.attention_type}"': config.attention_type not in ("self", "differential"),

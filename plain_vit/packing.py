@@ -12,17 +12,17 @@ import torch
 
 
 def greedy_packs(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Distribute images among as few batches as first fit does, the longest image first.
+    """Pack images into batches by first fit, the longest image first.
 
     Args:
         lengths: Number of tokens of each image.
-        most: Most tokens in a batch.
+        most: Maximum number of tokens in a batch.
 
     Returns:
-        The numbers of the images in each batch, in ascending order. The batches are in the order of their first image.
+        The indices of the images in each batch, in ascending order. Batches are ordered by their first image.
 
     Raises:
-        ValueError: An image has more tokens than a batch may have, or none.
+        ValueError: An image has no tokens, or more than a batch may have.
     """
     wrong = [index for index, length in enumerate(lengths) if not 0 < length <= most]
     if wrong:
@@ -53,7 +53,7 @@ def unpad(inputs: Mapping[str, Any]) -> list[dict[str, torch.Tensor]]:
 
 
 def whole_images(inputs: Mapping[str, Any], patch_size: int) -> list[torch.Tensor]:
-    """Return the images (C, H, W) that patches were cut from, each of its own size.
+    """Reassemble patches into the images (C, H, W) that they were cut from, each of its own size.
 
     Args:
         inputs: `pixel_values` (B, N, P) with padding or (N, P) packed, and `spatial_shapes` (B, 2), as tensors.
@@ -70,11 +70,11 @@ def whole_images(inputs: Mapping[str, Any], patch_size: int) -> list[torch.Tenso
 
 
 def pack(images: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a batch for a model: the patches of all images one after the other.
+    """Collate images into a packed batch: the patches of all images one after the other.
 
     Args:
-        images: Of each image `pixel_values` (N, P) and `spatial_shapes` (2,), as `unpad` returns them, and others such
-            as `labels`, which are stacked; texts are listed.
+        images: `pixel_values` (N, P) and `spatial_shapes` (2,) of each image, as `unpad` returns them. Other entries,
+            such as `labels`, are stacked; texts become a list.
 
     Raises:
         ValueError: There is no image, or the images do not have the same entries.

@@ -1,4 +1,4 @@
-"""Positions: added to the tokens (computed, or resampled), as rotations of queries and keys, as biases on the scores.
+"""Positions: embeddings added to the tokens, rotations of queries and keys, and biases on the attention scores.
 
 Shapes: `B` batch, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head width.
 """
@@ -40,23 +40,23 @@ class SinCos2DPositionEmbedding(nn.Module):
 
 
 class GridTables(nn.Module, ABC):
-    """Base class of learned tables of a native patch grid, which are resampled in each call for another one."""
+    """Base class of tables learned for a native patch grid; for other grids, each call resamples them."""
 
     grid_size: tuple[int, int]
 
     @abstractmethod
     def resampled(self, config: PlainViTConfig) -> dict[str, torch.Tensor]:
-        """Return the tables by name for a config with another native grid, which then computes the same as this one.
+        """Return the tables, by name, with which a config with another native grid computes the same positions.
 
         Raises:
-            ValueError: No tables of that grid compute the same.
+            ValueError: No tables of that grid give the same positions.
         """
 
 
 class AxialTables(GridTables):
     """Base class of learned embeddings of the row and of the column.
 
-    Tokens before the patches have rows of their own, with all channels.
+    Tokens before the patches have a table of their own, with all channels.
     """
 
     def __init__(self, config: PlainViTConfig, width: int):
@@ -117,12 +117,12 @@ class FactorizedPositionEmbedding(AxialTables):
 
 
 def is_any_size(*sides: int) -> bool:
-    """Return whether a program is exported for every size: resampling to the native one is then no branch of it."""
+    """Return whether a program is being exported for any size: it then cannot branch on the native grid."""
     return torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in sides)
 
 
 def resample_axis(table: torch.Tensor, count: int, length: int, mode: str) -> torch.Tensor:
-    """Return the first `count` rows of a table (old, D) that is resampled to a length; unchanged where it has that."""
+    """Resample a table (old, D) to a length, unless it already has that length, and return its first `count` rows."""
     if not is_any_size(length) and length == table.shape[0]:
         return table[:count]
     return resample_positions(table, (table.shape[0], 1), (length, 1), mode)[:count]
@@ -131,9 +131,9 @@ def resample_axis(table: torch.Tensor, count: int, length: int, mode: str) -> to
 def resample_grid(
     table: torch.Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int], mode: str, square: bool
 ) -> torch.Tensor:
-    """Resample a table as `resample_positions` does; with `square`, to the larger side squared, and cut the grid out.
+    """Resample a table like `resample_positions`; with `square`, to a square of the longer side, then crop the grid.
 
-    Then a step has the same length in both directions: the aspect ratio is preserved.
+    A step then has the same length in both directions, which preserves the aspect ratio.
     """
     if not square:
         return resample_positions(table, old_grid, new_grid, mode)
@@ -147,9 +147,9 @@ def resample_positions(
 ) -> torch.Tensor:
     """Resample a table of patch positions to another grid, equal to `torch.nn.functional.interpolate`.
 
-    Its two-dimensional filters are products of one-dimensional ones: one small matrix for the rows, one for the
-    columns. In this form they compile and export with any size, and their gradient is deterministic everywhere; since
-    they round differently, only compiled programs use them for the values.
+    Its two-dimensional filters are separable: one small matrix for the rows, one for the columns. In this form they
+    compile and export for any size, and their gradient is deterministic on every device. Since they round differently,
+    only compiled programs use them for the values.
 
     Args:
         table: Positions in raster order, of shape (h * w, D).
@@ -257,7 +257,7 @@ class Rotation(NamedTuple):
     halves: bool
 
     def rotate(self, heads: torch.Tensor) -> torch.Tensor:
-        """Rotate queries or keys of shape (B, heads, L, d), the first L of all tokens."""
+        """Rotate queries or keys of the first L tokens, of shape (B, heads, L, d)."""
         count, tokens = heads.shape[2], heads.transpose(1, 2)  # B L heads d, as in memory: no copy
         if self.halves:
             partners = tokens.roll(tokens.shape[-1] // 2, dims=-1)
@@ -267,7 +267,7 @@ class Rotation(NamedTuple):
         return (heads * self.cos[..., :count, :]).add_(partners * self.sin[..., :count, :]).type_as(heads)
 
     def keep(self, kept: torch.Tensor) -> "Rotation":
-        """Return the rotation of the tokens that are left in each image, given by number as (B, L)."""
+        """Return the rotation of the tokens kept in each image, given by their indices (B, L)."""
 
         def gather(table: torch.Tensor) -> torch.Tensor:  # (L, d) or (heads, L, d)
             rows = table[:, kept] if table.ndim == 3 else table[None, kept]  # (1 or heads) B L d
@@ -315,8 +315,8 @@ class AxialRotaryEmbedding(nn.Module):
 
         Args:
             grid_size: Patches (down, across).
-            like: Tokens, whose device and dtype are those of the weights.
-            kept: Numbers of the tokens that patch dropout leaves, of shape (B, L); None for all.
+            like: Tokens with the device and the dtype of the weights.
+            kept: Indices of the tokens that patch dropout keeps, of shape (B, L); None for all.
         """
         angles = self.angles(self.coordinates(grid_size, like.device))
         rotations = [self.rotation(one, like.dtype) for one in angles]
@@ -328,7 +328,7 @@ class AxialRotaryEmbedding(nn.Module):
         """Return the coordinates of the patches in raster order, of shape (N, 2), in float32."""
         axes = []
         for axis, count in enumerate(grid_size):
-            if self.centered:  # of the centre of the patch, where the image reaches from -1 to 1
+            if self.centered:  # patch centres, in an image that extends from -1 to 1
                 along = torch.arange(count, device=device).float() + 0.5
                 along = 2.0 * ((along + self.offset) / count) - 1.0
             else:
@@ -360,7 +360,7 @@ class AxialRotaryEmbedding(nn.Module):
         return coordinates
 
     def angles(self, coordinates: torch.Tensor) -> list[torch.Tensor]:
-        """Return the angles of the channel pairs for all blocks, of shape (N, d / 2), or for each of them."""
+        """Return the angles of the channel pairs, of shape (N, d / 2): once for all blocks, or for each block."""
         count = self.head_dim // 4
         exponents = torch.arange(count, device=coordinates.device) / count
         periods = self.theta**exponents
@@ -371,7 +371,7 @@ class AxialRotaryEmbedding(nn.Module):
         return [angles.flatten(1)]
 
     def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> Rotation:
-        """Return the rotation by angles of shape (..., N, d / 2), with unrotated tokens before the patches."""
+        """Return the rotation by angles of shape (..., N, d / 2); tokens before the patches are not rotated."""
         angles = F.pad(angles, (0, 0, self.num_prefix_tokens, 0))
         cos, sin = angles.cos(), angles.sin()
         if self.as_weights:
@@ -392,7 +392,7 @@ class MixedRotaryEmbedding(AxialRotaryEmbedding):
     def angles(self, coordinates: torch.Tensor) -> list[torch.Tensor]:
         """Return the angles of the channel pairs for each block, of shape (heads, N, d / 2)."""
         angles = []
-        for block in range(self.num_layers):  # apart, because checkpointing goes back through each block on its own
+        for block in range(self.num_layers):  # separate: checkpointing runs backward through one block at a time
             first, second = self.frequencies[:, block].float().unsqueeze(-2)  # heads 1 d/2
             angles.append(coordinates[:, 0, None] * first + coordinates[:, 1, None] * second)
         return angles
@@ -414,8 +414,8 @@ ROTARY_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
 }
 
 
-# Added to the attention scores: each maps the distances of all pairs of tokens to a bias of shape (heads, L, L), or
-# these and the queries, of shape (B, heads, L, d), to one of shape (B, heads, L, L)
+# Biases on the attention scores: each maps the distances of all pairs of tokens to a bias of shape (heads, L, L), or
+# distances and queries of shape (B, heads, L, d) to a bias of shape (B, heads, L, L)
 
 
 class Distances(NamedTuple):
@@ -423,8 +423,8 @@ class Distances(NamedTuple):
 
     Args:
         grid_size: Patches (down, across).
-        of_pairs: Number of the distance of each pair, of shape (L, L): for two patches one of the (2 h - 1) (2 w - 1)
-            in raster order; then, for tokens before the patches, from one to a patch, from a patch to one, between two.
+        of_pairs: Index of the distance of each pair, of shape (L, L): for two patches, one of (2 h - 1) (2 w - 1) in
+            raster order; then three more, for prefix token to patch, patch to prefix token, and two prefix tokens.
     """
 
     grid_size: tuple[int, int]
@@ -440,7 +440,7 @@ def distances_of(config: PlainViTConfig, grid_size: tuple[int, int], device: tor
     rows, columns = rows.flatten(), columns.flatten()
     down, across = rows[:, None] - rows + h - 1, columns[:, None] - columns + w - 1
     index, count, prefix = down * (2 * w - 1) + across, (2 * h - 1) * (2 * w - 1), config.num_prefix_tokens
-    if prefix:  # joined, because ONNX has no assignment to a part of a tensor
+    if prefix:  # concatenated, because ONNX cannot assign to a slice
         to_patches, between = index.new_full((prefix, h * w), count), index.new_full((prefix, prefix), count + 2)
         from_patches = index.new_full((h * w, prefix), count + 1)
         index = torch.cat((torch.cat((between, to_patches), dim=1), torch.cat((from_patches, index), dim=1)))
@@ -450,8 +450,8 @@ def distances_of(config: PlainViTConfig, grid_size: tuple[int, int], device: tor
 class TableRelativePositionBias(GridTables):
     """A learned bias for each head and distance (Liu et al. 2021; Bao et al. 2022).
 
-    With a class token, three more rows follow those of the distances: from it to a patch, from a patch to it, from it
-    to itself.
+    With a class token, three more rows follow the distances: class token to patch, patch to class token, class token to
+    itself.
     """
 
     def __init__(self, config: PlainViTConfig):
@@ -478,7 +478,7 @@ class TableRelativePositionBias(GridTables):
 def resample_distances(
     table: torch.Tensor, old_grid: tuple[int, int], grid_size: tuple[int, int], resampling: str
 ) -> torch.Tensor:
-    """Return a table with a row for each distance on a grid, and others after these, for another grid."""
+    """Resample a table with one row per distance to another grid; rows after the distances stay unchanged."""
     if not is_any_size(*grid_size) and grid_size == old_grid:
         return table
     (old_h, old_w), (h, w) = ((2 * h - 1, 2 * w - 1) for h, w in (old_grid, grid_size))
@@ -488,7 +488,7 @@ def resample_distances(
         distances = resample_positions(image.flatten(0, 1), (old_h, old_w), (h, w), "bilinear")
     else:
         rows, columns = geometric_matrix(old_h, h), geometric_matrix(old_w, w)
-        if is_any_size(*grid_size):  # an exported program has no branch for the native grid, which stays as it is
+        if is_any_size(*grid_size):  # an exported program cannot branch on the native grid, which must not change
             is_native = (torch.arange(h)[-1] == old_h - 1) & (torch.arange(w)[-1] == old_w - 1)
             rows = torch.where(is_native, torch.eye(h, old_h), rows)
             columns = torch.where(is_native, torch.eye(w, old_w), columns)
@@ -509,7 +509,7 @@ def geometric_matrix(old: int, new: int) -> torch.Tensor:
     wanted = torch.arange(-(new // 2), new // 2 + 1)
     if old == 1:
         return torch.ones_like(wanted)[:, None].float()
-    # Tensors, and a fixed number of halvings, so that an exported program searches for its size too.
+    # Tensors and a fixed number of halvings, so that an exported program runs this search for any size.
     powers = torch.arange(old // 2, dtype=torch.float64)
     least, most = torch.tensor([1.01, 1.5], dtype=torch.float64).unbind()
     ratio = least
@@ -528,7 +528,7 @@ def geometric_matrix(old: int, new: int) -> torch.Tensor:
 class MLPRelativePositionBias(nn.Module):
     """Bias that a small network computes from the logarithms of the distances (Liu et al. 2022, as timm computes it).
 
-    Tokens before the patches have none.
+    Tokens before the patches have no bias.
     """
 
     def __init__(self, config: PlainViTConfig):
@@ -549,8 +549,8 @@ class MLPRelativePositionBias(nn.Module):
 class QueryRelativePositionBias(GridTables):
     """The product of each query and a learned vector of the offset (Dosovitskiy et al. 2021, appendix D.4).
 
-    An offset is the difference of the numbers of two patches in raster order, which the distance determines: for
-    another grid, the vectors of all distances are resampled. With a class token, three more follow, as in a table.
+    An offset is the difference of two patch indices in raster order, which the distance determines: for another grid,
+    the vectors of all distances are resampled. With a class token, three more vectors follow, as in the table.
     """
 
     def __init__(self, config: PlainViTConfig):
@@ -589,6 +589,6 @@ RELATIVE_POSITION_BIASES: dict[str, Callable[[PlainViTConfig], nn.Module | None]
 
 
 def relative_position_bias(config: PlainViTConfig, shared: bool) -> nn.Module | None:
-    """Return the bias that all blocks share, or that each has for itself; None if the config has none of this kind."""
+    """Return the bias that all blocks share, or a block's own; None if the config has no bias of this kind."""
     kind = config.relative_position_bias if shared == config.relative_position_shared else "none"
     return RELATIVE_POSITION_BIASES[kind](config)

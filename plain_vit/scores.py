@@ -1,4 +1,4 @@
-"""Logits to scores: probabilities or numbers, by the problem of the config."""
+"""Logits to scores: probabilities, or the numbers of a regression, by the config's problem type."""
 
 import torch
 
@@ -9,12 +9,12 @@ def scores(logits: torch.Tensor, problem_type: str | None) -> torch.Tensor:
     """Return the scores that transformers' image-classification pipeline gives.
 
     Args:
-        logits: Of shape (..., K).
-        problem_type: That of the model's config.
+        logits: Logits of shape (..., K).
+        problem_type: Problem type in the model's config.
 
     Returns:
-        Of the same shape and dtype: the numbers of a regression; the probability of each label where several may apply,
-        or of a single one (sigmoid); otherwise the probabilities of classes (softmax).
+        Scores of the same shape and dtype: the numbers of a regression; independent probabilities of labels (sigmoid),
+        for multi-label models or a single label; otherwise probabilities of classes (softmax).
     """
     if problem_type == REGRESSION:
         return logits
