@@ -34,13 +34,13 @@ from .files.reading import SUFFIXES
 from .inference import EngineOptions, to_engine
 from .inference.engines import ENGINES
 
-# Endings of files, which no folder gets: of weights, graphs, pages and tables.
+# Suffixes of files (weights, graphs, pages, tables), with which no folder may be named.
 FILES = (*sum(SUFFIXES.values(), ()), ".onnx", ".xml", ".html", ".png", ".json", ".csv", ".parquet")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command that was parsed, and return its exit code."""
-    for stream in (sys.stdout, sys.stderr):  # characters that the terminal cannot print
+    """Run the parsed command, and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):  # escape characters that the terminal cannot print
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -66,12 +66,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def described_source(options: argparse.Namespace) -> str | None:
-    """Return the checkpoint that the options of a command describe."""
+    """Return the source checkpoint named in a command's options, or None."""
     return next((str(getattr(options, name)) for name in ("source", "a", "model") if name in options), None)
 
 
 def refuse_output_name(options: argparse.Namespace) -> None:
-    """Refuse a folder with the name of a file, and features with the name of another kind of file.
+    """Refuse an output folder named like a file, and features named like another kind of file.
 
     Raises:
         OutputError: The output has such a name.
@@ -91,7 +91,7 @@ def refuse_output_name(options: argparse.Namespace) -> None:
 
 
 def say(what: object) -> None:
-    """Print a result, which may contain names of untrusted files."""
+    """Print a result, escaping names from untrusted files."""
     print(printable(str(what)))
 
 
@@ -108,7 +108,7 @@ def inspect(options: argparse.Namespace) -> None:
 
 
 def convert(options: argparse.Namespace) -> None:
-    """Write a Hugging Face folder, after the source's own package has confirmed the numbers."""
+    """Write a Hugging Face folder, after comparing its outputs with those of the source's own package."""
     from .conversion import convert_checkpoint
     from .files.staging import staged_folder
     from .hub import check_repository, push_folder
@@ -177,7 +177,7 @@ def verify(options: argparse.Namespace) -> None:
 
 
 def export(options: argparse.Namespace) -> None:
-    """Write a checkpoint in the format of another package, or as the graph of an engine."""
+    """Export a checkpoint to the format of another package, or to the graph of an engine."""
     from .conversion import from_checkpoint, to_checkpoint
     from .conversion.tables.format import HEAD
 
@@ -213,7 +213,7 @@ def push(options: argparse.Namespace) -> None:
 
 
 def show(options: argparse.Namespace) -> None:
-    """Draw the page of figures of a model."""
+    """Write the page of figures about a model."""
     from .analysis.sheet import draw_sheet
     from .conversion import from_checkpoint
 
@@ -230,7 +230,7 @@ def show(options: argparse.Namespace) -> None:
 
 
 def predict(options: argparse.Namespace) -> None:
-    """Print the likeliest classes or labels of images, or the numbers of a regression."""
+    """Print the likeliest classes or labels of images, or the values of a regression."""
     from .files.csv import csv_table
     from .inference.bulk import predictions_of, table_of_files
     from .modeling_plain_vit import PlainViTForImageClassification
@@ -284,7 +284,7 @@ def embed(options: argparse.Namespace) -> None:
 
 
 def browse(options: argparse.Namespace) -> None:
-    """Write the page of many images."""
+    """Write the page for browsing many images."""
     from .browse import DatasetOptions, write_page
 
     where = {name: getattr(options, name) for name in ("dataset_subset", "split", "image_column")}
@@ -321,7 +321,7 @@ def open_for_inference(options: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def refuse_broken(broken: Sequence[str]) -> None:
-    """Fail for images that cannot be read, after the others are done."""
+    """Fail because of unreadable images, after all others are done."""
     if broken:
         raise DataError(f"left out, because they cannot be read: {', '.join(broken)}")
 
@@ -335,7 +335,7 @@ def env(options: argparse.Namespace) -> None:
 
 
 def examples(options: argparse.Namespace) -> None:
-    """Write the examples, or print where they are."""
+    """Copy the examples to a folder, or print where they are."""
     from .files.staging import staged_folder
 
     shipped = options.find_examples()
@@ -350,7 +350,7 @@ def examples(options: argparse.Namespace) -> None:
 
 
 def hints_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the given hints, as keyword arguments of `from_checkpoint`; the names of labels are in a file."""
+    """Return the given hints as keyword arguments of `from_checkpoint`; label names are read from their file."""
     names = {*HINTS, "format", "revision"} - {"id2label"}
     given = {name: getattr(options, name) for name in sorted(names)}
     given["id2label"] = None if options.labels is None else read_labels(options.labels)
@@ -361,7 +361,7 @@ def read_labels(path: Path) -> list[str] | dict[int, str]:
     """Read label names, as a list or by number.
 
     Raises:
-        CheckpointError: The file cannot be read, or contains something else.
+        CheckpointError: The file cannot be read, or does not contain label names.
     """
     from .files.texts import parse_json, read_small_file
 
@@ -370,7 +370,7 @@ def read_labels(path: Path) -> list[str] | dict[int, str]:
         if path.suffix == ".json":
             names = parse_json(content, str(path), (dict, list))
         else:
-            names = content.decode("utf-8-sig").splitlines()  # without a byte order mark
+            names = content.decode("utf-8-sig").splitlines()  # drops a byte order mark
         if isinstance(names, dict):
             names = {int(number): name for number, name in names.items()}
     except CheckpointError:

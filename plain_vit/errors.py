@@ -14,7 +14,7 @@ SHOWN = 40  # faults or candidates printed in one message; the attributes contai
 LONGEST_LINE = 4000  # characters
 LONGEST_NAME = 300  # of one name of a file, such as that of a tensor
 MOST_LINES = 400
-CONDITIONS = {"image_size": "if patches do not overlap"}  # on which the candidates of an argument fit
+CONDITIONS = {"image_size": "if patches do not overlap"}  # under which the candidates of an argument fit
 
 
 def printable(text: str) -> str:
@@ -77,11 +77,11 @@ class AmbiguousCheckpointError(PlainViTError, ValueError):
     Args:
         message: Which settings are missing, and why the file does not determine them.
         candidates: For each missing argument of `from_checkpoint`, the values that fit.
-        otherwise: An alternative set of arguments, if none of the candidates is the model.
+        otherwise: An alternative set of arguments, if no candidate is right.
         source: The file, to print a complete command line; None if there is none.
-        command: The words that the arguments are added to, as options (default: convert the source). A candidate for
-            `source` takes the place of the source in them.
-        as_hints: They are added as `name=value` instead, like the hints of the training scripts.
+        command: Words of the command to which the arguments are added as options (default: convert the source). A
+            candidate for `source` replaces the source in them.
+        as_hints: Add the arguments as `name=value` instead, like the hints of the training scripts.
     """
 
     exit_code = 6
@@ -106,7 +106,7 @@ class AmbiguousCheckpointError(PlainViTError, ValueError):
         if command is not None and "source" in self.candidates:
             command = [str(self.candidates["source"][0]) if word == source else word for word in command]
         commands = [_command(command, one, as_hints) for one in (self.candidates, self.otherwise) if command and one]
-        commands = [line for line in commands if len(line) <= LONGEST_LINE]  # a part of one would be another command
+        commands = [line for line in commands if len(line) <= LONGEST_LINE]  # a truncated command would be another one
         if commands:
             lines += ["On the command line, with the values of the model:", *commands]
         super().__init__("\n".join(lines))
@@ -121,7 +121,7 @@ class MappingError(PlainViTError, ValueError):
 
     Args:
         message: Which source was compared with which model, and what to do.
-        faults: One line per tensor, for all of them.
+        faults: One line per faulty tensor.
     """
 
     exit_code = 7
@@ -188,7 +188,7 @@ class PushRefusedError(PlainViTError):
 
     Args:
         message: Which folder, and what to do.
-        faults: One line per file, for all of them.
+        faults: One line per refused file.
     """
 
     exit_code = 16
@@ -205,7 +205,7 @@ class AnalysisError(PlainViTError, ValueError):
 
 
 class MissingPackageError(PlainViTError, ImportError):
-    """A package is missing that is not a dependency of plain-vit itself.
+    """An optional package is missing.
 
     Args:
         fault: What is missing.
@@ -240,8 +240,8 @@ def counted(number: int, noun: str, nouns: str | None = None) -> str:
 
     Args:
         number: The number.
-        noun: The noun of one.
-        nouns: That of several (default: with an s).
+        noun: Its singular noun.
+        nouns: The plural (default: the noun with an s).
     """
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
@@ -258,13 +258,13 @@ def few(names: Sequence[str], most: int = 5) -> str:
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """Return a question about the known names that are nearest to an unknown one; nothing where none is near."""
+    """Return a question that suggests the known names nearest to an unknown one; empty if none is near."""
     near = difflib.get_close_matches(name, known, n=3)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def shortened(name: str) -> str:
-    """Return a name of an untrusted file, of a very long one its ends: a message is never cut inside a name."""
+    """Return a name from an untrusted file, abbreviated in the middle if it is very long."""
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[:200]}...{name[-80:]} ({len(name)} characters)"
@@ -275,7 +275,7 @@ def _argument_lines(candidates: Mapping[str, Sequence[object]]) -> list[str]:
 
 
 def _offered(argument: str, values: Sequence[object]) -> str:
-    """Return the values that fit, and on what condition."""
+    """Return the values that fit, and under what condition."""
     if not values:
         return "which the tensors do not show at all"
     condition = CONDITIONS.get(argument, "")
@@ -285,7 +285,7 @@ def _offered(argument: str, values: Sequence[object]) -> str:
 
 
 def _command(command: Sequence[str], candidates: Mapping[str, Sequence[object]], as_hints: bool) -> str:
-    """Return the command with these arguments, using the first value of each."""
+    """Return the command line with the first value of each argument."""
     words = list(command)
     for argument, values in candidates.items():
         value = values[0] if values else "VALUE"
@@ -314,7 +314,7 @@ def _text(value: object) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Return a word for a shell, in printable characters."""
+    """Return a word quoted for a shell, in printable characters."""
     if word.isprintable():
         return shlex.quote(word)
     escaped = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii")

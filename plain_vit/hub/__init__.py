@@ -1,4 +1,4 @@
-"""Pushing models to the Hub: the files of a model repository, scanned for secrets, in one commit."""
+"""Pushing models to the Hub: the files of a model repository, scanned for secrets and uploaded in one commit."""
 
 from .delivery import Push
 from .push import check_repository, push, push_folder

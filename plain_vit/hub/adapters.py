@@ -112,7 +112,7 @@ class Adapter:
         return "AutoModel" if self._own_head() is None else CLASSIFIER
 
     def _class_of_base(self) -> tuple[str, str]:
-        """Return the module and class of the base model as recorded by peft, which omits them if given a task."""
+        """Return the module and class of the base model as recorded by peft, which omits them if a task was given."""
         noted = self.settings.get("auto_mapping")
         noted = noted if isinstance(noted, dict) else {}
         return str(noted.get("parent_library")), str(noted.get("base_model_class"))
@@ -124,10 +124,10 @@ class Adapter:
 
 
 def open_adapter(folder: Path) -> Adapter:
-    """Read an adapter saved by peft; the model is not built, since that needs the base model.
+    """Read an adapter saved by peft, without building the model, which would need the base model.
 
     Raises:
-        CheckpointError: It is incomplete, or its base model is not on the Hub.
+        CheckpointError: The adapter is incomplete, or its base model is not on the Hub.
     """
     if not (folder / WEIGHTS).is_file():
         raise CheckpointError(f"{folder} has {SETTINGS} but no {WEIGHTS}: save the adapter as safetensors.")

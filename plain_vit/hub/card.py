@@ -76,13 +76,13 @@ class ModelFacts:
         base_model: Hub id of the model that this one was made from.
         base_model_relation: One of `RELATIONS`.
         datasets: Hub ids of the datasets that the weights were trained on.
-        results: Results of the model, for the table and for the Hub's leaderboards.
+        results: Evaluation results, for the table and for the Hub's leaderboards.
         curves: Figures in the folder, as paths relative to it, by caption.
         recipe: Training settings and their values.
         environment: Versions and hardware, by name.
         limits: Sentences about limitations, in addition to those that follow from the folder.
-        citations: BibTeX entries, in addition to that of the paper.
-        tags: Tags in addition to those that every model here has.
+        citations: BibTeX entries, in addition to the paper's.
+        tags: Tags, in addition to the tags of all plain-vit models.
 
     Raises:
         ValueError: An id is invalid, or the relation is not one of `RELATIONS`.
@@ -199,7 +199,7 @@ def facts_of_conversion(report: Report, name: str, revision: str | None = None) 
 
 
 def source_folder(report: Report, revision: str | None = None) -> Path | None:
-    """Return the folder that was converted, for a Hub id that in the cache; None where a single file was."""
+    """Return the folder that was converted (for a Hub id, the folder in the cache); None for a single file."""
     source = Path(report.source)
     if source.exists():
         return source if source.is_dir() else None
@@ -211,9 +211,9 @@ def source_folder(report: Report, revision: str | None = None) -> Path | None:
 
 
 def source_origin(folder: Path) -> tuple[str, str | None]:
-    """Return what the card of a local model says of its origin, as plain text, and the Hub id of its base model.
+    """Return the origin that the card of a local model states, as plain text, and the Hub id of its base model.
 
-    Without a card, or with one that was edited, there is no text.
+    Without a card, or if the card was edited, the text is empty.
     """
     page = _page(folder)
     base = metadata_of(page).get("base_model")
@@ -227,7 +227,7 @@ def source_origin(folder: Path) -> tuple[str, str | None]:
 def source_facts(folder: Path) -> dict[str, Any]:
     """Return licence, datasets and citations of a source's folder, as arguments of `ModelFacts`.
 
-    They are read from its model card, then from timm's entries in `config.json`.
+    They come from its model card, or else from timm's entries in `config.json`.
     """
     text = _page(folder)
     facts: dict[str, Any] = {}
@@ -252,7 +252,7 @@ def _page(folder: Path) -> str:
 
 
 def metadata_of(page: str) -> dict[str, Any]:
-    """Return the metadata of a model card; empty where there is none, or what is there cannot be read."""
+    """Return the metadata of a model card; empty if there is none, or it cannot be parsed."""
     match = REGEX_YAML_BLOCK.search(page)
     try:
         said = yaml.safe_load(match[2]) if match else None
@@ -278,7 +278,7 @@ def _license_of_page(said: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _license_in_config(path: Path) -> str | None:
-    """Return the licence from timm's config.json: in `pretrained_cfg`, or in old files at the top level."""
+    """Return the licence in timm's config.json, which is in `pretrained_cfg`, or at the top level of old files."""
     try:
         settings = parse_json(read_small_file(path), path.name)
     except (CheckpointError, UnsafeFileError):
@@ -374,11 +374,11 @@ def _is(config: PlainViTConfig, task: str) -> bool:
 
 
 def _preprocessing(settings: Mapping[str, Any] | None, model_settings: Mapping[str, Any]) -> str:
-    """Return the steps of the image processor that these settings open, its defaults included."""
+    """Describe the steps of the image processor with these settings, including its defaults."""
     if settings is None:
         return ""
     kind = str(settings.get("image_processor_type") or IMAGE_PROCESSOR)
-    if not kind.startswith(IMAGE_PROCESSOR) and not hasattr(transformers, kind):  # of a class of its own
+    if not kind.startswith(IMAGE_PROCESSOR) and not hasattr(transformers, kind):  # a custom class
         return f"Images are prepared by {code(kind)}, the image processor in this repository."
     processor: Any = processor_from_transformers(settings, model_settings)
     if not _has_common_steps(processor):
@@ -417,7 +417,7 @@ def _steps(processor: Any) -> Iterator[str]:
 
 
 def _has_common_steps(processor: Any) -> bool:
-    """Return whether a processor takes transformers' common steps (as ViT's and CLIP's do), ours, or SigLIP 2's."""
+    """Return whether a processor's steps are transformers' common ones (as in ViT and CLIP), ours, or SigLIP 2's."""
     if isinstance(processor, SourcePreprocessing | Siglip2ImageProcessor | Siglip2ImageProcessorPil):
         return True
     common = {*TorchvisionBackend.__mro__, *PilBackend.__mro__}

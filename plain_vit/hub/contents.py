@@ -1,6 +1,6 @@
-"""The files of a push: those of a model repository, and those requested by path; each is inspected before it is sent.
+"""The files of a push: a model repository's files, and files requested by path, each inspected before the upload.
 
-Weights in safetensors, pictures and plain text are sent, and no other kind.
+Only weights in safetensors, pictures and plain text are uploaded.
 """
 
 import os
@@ -21,14 +21,14 @@ from .search import secrets_in
 
 NO_PART = "not part of a model repository"
 LIMIT_BYTES = 5_000_000_000  # per file; a larger one is more often a mistake than a model
-LONGEST_TEXT = 10_000_000  # bytes; such a text is searched in about 15 s
-LONGEST_CARD = 10_000_000  # bytes; in a longer one, no images are looked for
+LONGEST_TEXT = 10_000_000  # bytes; searching such a text takes about 15 s
+LONGEST_CARD = 10_000_000  # bytes; a longer card is not searched for images
 
 WEIGHTS = ".safetensors"
 METADATA = {"format": {"pt", "np", "tf", "flax", "mlx"}}  # metadata that the writers of safetensors set
 PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 JPEG_OPTIONS = {"quality": 95, "subsampling": 0}
-# Plain text without these suffixes is sent if the list of a model repository names the file, such as LICENSE.
+# Plain text without these suffixes is uploaded if it is a known file of a model repository, such as LICENSE.
 TEXTS = {
     ".bib", ".cff", ".csv", ".ini", ".json", ".jsonl", ".log", ".md", ".py", ".rst", ".sh", ".toml", ".tsv", ".txt",
     ".yaml", ".yml",
@@ -39,7 +39,7 @@ ACCOMPANYING = re.compile(
     r"README\.md|(LICEN[CS]E|COPYING|NOTICE|CITATION)([.-][\w.-]{1,40})?|\.gitattributes"
     r"|(labels?|label_names|class_names|classes|id2label|label2id|synsets?)\.(txt|json|csv)"
 )
-# The report of a training run, which is sent if it is asked for.
+# The report of a training run, which is uploaded on request.
 REPORT = re.compile(
     r"report/(index\.html|(curves|reliability|confusion_matrix|confused_pairs|mistakes|attention|positions_\d{1,3})\.png)"
 )
@@ -113,7 +113,7 @@ def gather(
         include_report: Also upload the report of a training run.
 
     Raises:
-        PushRefusedError: lists every file that must not be uploaded.
+        PushRefusedError: Some files must not be uploaded; the message lists all of them.
     """
     files = dict(_walk(folder))
     asked, keys, faults = _asked(include, files)
@@ -165,7 +165,7 @@ def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _never(name: str) -> str | None:
-    """Return why a file is not sent even if it is asked for."""
+    """Return why a file is never uploaded, even on request; None if it may be."""
     path = PurePosixPath(name)
     if any(part.startswith(".") for part in path.parts):
         return "is hidden or in a hidden folder: it is never uploaded"
@@ -214,7 +214,7 @@ def look_into(path: Path, known: Collection[str], allowed_keys: Collection[str] 
         allowed_keys: Keys allowed in the metadata of a safetensors file, besides those that its writers set.
 
     Returns:
-        What to upload: the path of weights, or the content; and the reasons why it must not be uploaded.
+        What to upload, a path for weights and content otherwise; and the reasons why it must not be uploaded.
     """
     if path.suffix == WEIGHTS:
         return path, _faults_of_weights(path, known, allowed_keys)
@@ -237,13 +237,13 @@ def _faults_of_text(data: bytes, known: Collection[str], name: str) -> list[str]
         return [f"cannot be searched: {error}; save it as plain text"]
     if name.endswith(".html"):
         text = INLINE_PICTURE.sub("", text)
-    # In other files than code, a value without quotes is one too.
+    # Outside code, an unquoted value counts as a secret too.
     rules_of = name if name.endswith(".py") else "text.yaml"
     return [f"contains what looks like {kind} (line {number})" for number, kind in secrets_in(text, known, rules_of)]
 
 
 def _reencoded(path: Path) -> bytes:
-    """Return an image file with the pixels of another one, upright, and nothing else of it."""
+    """Return a new image file with only the pixels of another one, upright."""
     kind = PICTURES[_suffix(path.name)]
     with open_image(path, formats=(kind,)) as opened:
         if kind == "PNG" and getattr(opened, "n_frames", 1) > 1:

@@ -28,7 +28,7 @@ from .contents import NO_PART, Contents
 TRIES = 4
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 MAX_WAIT = 60.0  # seconds
-SHOWN_OF_A_FOLDER = 5  # files left out; more of one folder are only counted
+SHOWN_OF_A_FOLDER = 5  # files left out; more files of a folder are only counted
 
 # Weights of an earlier push would be loaded instead of the new ones, or along with them.
 WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
@@ -121,7 +121,7 @@ class Delivery:
     notes: Sequence[str] = ()
     base_model: str | None = None
 
-    requested: bool = field(default=False, init=False)  # it did not exist, and its creation was requested
+    requested: bool = field(default=False, init=False)  # the repository did not exist, and its creation was requested
     created: bool = field(default=False, init=False)
     deleted: bool = field(default=False, init=False)  # created for this push, then deleted again
     first_head: str | None = field(default=None, init=False)  # of the created repository
@@ -157,7 +157,7 @@ class Delivery:
                     attempt += 1
 
     def _send(self) -> Push:
-        """Make one attempt. The repository is read again: if an earlier commit did arrive, nothing remains to send."""
+        """Make one attempt. The repository is read again: if an earlier commit arrived, nothing remains to upload."""
         api, repo_id, sent = self.api, self.repo_id, self.contents.sent
         self._prepare_repository()
         head = api.repo_info(repo_id, revision=self.revision).sha or ""
@@ -249,7 +249,7 @@ class Delivery:
             if branch is not None:
                 reason = f"branch {branch!r}: {reason}"
             raise HubError(f"{self._state()}: {reason} ({status}: {_first_line(error)}).") from error
-        except ValueError as error:  # of the metadata of the card: a line of huggingface_hub, then one per fault
+        except ValueError as error:  # about the card's metadata: a line of huggingface_hub, then one per fault
             faults = "; ".join(line.removeprefix("- ") for line in str(error).splitlines()[1:])
             said = f"the metadata of {CARD}: {faults}" if faults else error
             raise HubError(f"{self._state()}: {said}") from error
@@ -289,7 +289,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _retry_after(error: Exception) -> float | None:
-    """Return the seconds to wait before the next request, if the Hub states them."""
+    """Return the seconds to wait before the next request, if the Hub's response states them."""
     headers: Any = error.response.headers if isinstance(error, HfHubHTTPError) else {}
     seconds = headers.get("Retry-After", "")
     return float(seconds) if seconds.isdigit() else None

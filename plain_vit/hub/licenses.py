@@ -1,4 +1,4 @@
-"""The licence files of a source are copied next to the converted weights: texts alone, through no link out of it."""
+"""Copying of a source's licence files next to the converted weights: only texts, and no links out of the folder."""
 
 import os
 import re
@@ -20,14 +20,14 @@ def license_files(folder: Path) -> list[str]:
 
 
 def copy_license_files(source: Path, folder: Path) -> list[str]:
-    """Copy the licence files of a source, byte for byte, and warn of those that are not copied.
+    """Copy the licence files of a source, byte for byte, and warn about files that are not copied.
 
     Args:
         source: Folder of a checkpoint.
-        folder: Where the converted one is written.
+        folder: Folder of the converted checkpoint.
 
     Returns:
-        The names of the files that were copied.
+        The names of the copied files.
     """
     source, copied = Path(os.path.realpath(source)), []
     names = license_files(source)

@@ -1,4 +1,4 @@
-"""Opening a saved folder before it is pushed, as its users will: strictly, and without running its code."""
+"""Opening a saved folder before a push, as its users will: strictly, and without running its code."""
 
 import ast
 from collections.abc import Mapping
@@ -51,11 +51,12 @@ class Opened:
 def open_folder(folder: Path) -> Opened:
     """Open a folder with a model, and its image processor if it has one.
 
-    Our models are opened with this package, every tensor accounted for; other transformers models with their class; of
-    an adapter only the tensors are read. Code in the folder is parsed, not run, and must define every class named.
+    Our models are opened with this package, and every tensor must be accounted for; other transformers models are
+    opened with their class; for an adapter, only the tensors are read. Code in the folder is parsed, not run, and must
+    define every class named.
 
     Raises:
-        CheckpointError: It does not open, or contains NaN; `MappingError` and other subclasses give the details.
+        CheckpointError: The folder does not open, or contains NaN; `MappingError` and other subclasses give details.
     """
     if not (folder / adapters.SETTINGS).is_file():
         return _open_whole(folder)
@@ -73,7 +74,7 @@ def open_folder(folder: Path) -> Opened:
 
 
 def _processor_files(folder: Path) -> set[str]:
-    """Return the files with settings of the image processor; transformers prefers one of two."""
+    """Return the files with settings of the image processor, which may be in either of two files."""
     names = {name for name in (IMAGE_PROCESSOR_CONFIG, PROCESSOR_CONFIG) if (folder / name).is_file()}
     if PROCESSOR_CONFIG in names and "image_processor" not in parse_json(
         (folder / PROCESSOR_CONFIG).read_bytes(), PROCESSOR_CONFIG
@@ -131,7 +132,7 @@ def _check_code(folder: Path, named: set[str]) -> set[str]:
     """Return the files that define these classes, and the files in the folder that they import.
 
     Raises:
-        CheckpointError: lists every missing file and class, and every file that is not valid Python.
+        CheckpointError: A file or class is missing, or a file is not valid Python; the message lists all of them.
     """
     faults: list[str] = []
     defined: dict[str, set[str] | None] = {}
@@ -190,7 +191,7 @@ def _open_model(folder: Path, checkpoint: Checkpoint, named: set[str], opened: O
 
 
 def _check_opens(folder: Path, name: str) -> None:
-    """Open a model of transformers, of any kind, with its class."""
+    """Open a transformers model of any type with its class."""
     try:
         _, report = getattr(transformers, name).from_pretrained(
             folder, output_loading_info=True, use_safetensors=True, local_files_only=True, trust_remote_code=False

@@ -22,7 +22,7 @@ from .delivery import Delivery, Push
 from .opening import Opened, open_folder
 from .search import known_secrets, secrets_in
 
-# What git rejects in a branch name.
+# Branch names that git rejects.
 NO_BRANCH = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^/|/$|(^|/)\.|\.lock(/|$)|\.$|^@$|^-|^$")
 
 
@@ -46,12 +46,12 @@ def push_folder(
     model card with the images that it shows, licence, label names and adapter. All other files are listed as left out.
     The model is opened first; the folder itself is not changed, and nothing in it is executed.
 
-    This list is the protection. As a second look, texts are searched for the secrets of this machine, known token
+    This list is the protection. As a second check, texts are searched for the secrets of this machine, known token
     prefixes and what detect-secrets finds, and images are re-encoded from their pixels. Nothing is decoded: a secret
     that is encoded, or part of an image or a tensor, is not found.
 
-    Files already uploaded by an interrupted push are not sent again. A model of ours without a model card (`README.md`)
-    gets one; a card edited by a person on the Hub is kept. Old weights that are not replaced are deleted.
+    Files already uploaded by an interrupted push are not uploaded again. A plain-vit model without a model card
+    (`README.md`) gets one; a card edited by a person on the Hub is kept. Old weights that are not replaced are deleted.
 
     Args:
         folder: Contains `config.json` and weights, or a peft adapter.
@@ -64,7 +64,7 @@ def push_folder(
         exclude: Patterns of relative paths not to upload; files that the model needs cannot be excluded.
         include_report: Also upload the report of a training run. It shows images of the dataset.
         message: Commit message.
-        tags: Further tags of a model card that is generated.
+        tags: Further tags for a generated model card.
         token: Access token (default: that of `hf auth login` or `HF_TOKEN`).
 
     Returns:
@@ -72,7 +72,7 @@ def push_folder(
 
     Raises:
         CheckpointError: The folder has no valid model: it does not open, contains NaN, or names missing code.
-        PushRefusedError: lists every file that contains a secret or must not be uploaded.
+        PushRefusedError: Files contain secrets or must not be uploaded; the message lists all of them.
         HubError: There is no token, permission or network, or the repository was changed at the same time.
     """
     path = Path(folder).expanduser()
@@ -166,7 +166,7 @@ def check_repository(
 def _add_page(
     contents: Contents, folder: Path, opened: Opened, repo_id: str, known: Collection[str], tags: Sequence[str]
 ) -> None:
-    """Insert the repository id into a model card of ours, generated if missing; other cards are not changed."""
+    """Insert the repository id into a model card of ours, generated if missing; leave other cards unchanged."""
     page = (folder / CARD).read_bytes() if CARD in contents.sent else None
     if opened.adapter is not None and not opened.config:
         text = None if page is None else page.decode("utf-8-sig", errors="replace")

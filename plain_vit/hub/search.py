@@ -1,7 +1,7 @@
 """Searching plain text for secrets: values known on this machine, token prefixes, and the rules of detect-secrets.
 
-Nothing is decoded: a secret that is encoded, escaped or split is not found. What protects is the list of files that are
-uploaded (`contents.py`); this search is a second look at them.
+Nothing is decoded: a secret that is encoded, escaped or split is not found. The protection is the list of files that
+are uploaded (`contents.py`); this search is a second check.
 """
 
 import os
@@ -14,11 +14,11 @@ from typing import Any
 import huggingface_hub
 
 PIECE, OVERLAP = 1000, 300  # characters; some rules of detect-secrets take time quadratic in the length of a line
-SHORTEST_LINE = 8  # characters; no rule finds less
+SHORTEST_LINE = 8  # characters; no rule matches a shorter line
 SHORTEST_KNOWN = 12  # characters; a shorter value of an environment variable may be an ordinary word
 SECRET_VARIABLES = re.compile(r"token|secret|passw|api_?key|access_?key|credential|private_?key", re.IGNORECASE)
 
-# Tokens that detect-secrets does not know, or not after any other character, by their prefix.
+# Tokens, by prefix, that detect-secrets does not know, or does not find after other characters.
 TOKENS = {
     "a token of Hugging Face": r"(?:hf|api_org)_[A-Za-z0-9]{30}",
     "a token of GitHub": r"gh[pousr]_[A-Za-z0-9]{30}|github_pat_\w{40}",
@@ -50,9 +50,9 @@ TOKENS = {
 }
 RULES = {kind: re.compile(rule) for kind, rule in TOKENS.items()}
 
-# Rules of detect-secrets that are not used: an address or a random text alone, such as a hash, is not a secret.
+# Rules of detect-secrets that are not used: an address or a random text, such as a hash, is not a secret by itself.
 UNUSED_PLUGINS = {"IPPublicDetector", "Base64HighEntropyString", "HexHighEntropyString"}
-NAMED = "Secret Keyword"  # its values go to the end of the line; of several words, the first must have a digit
+NAMED = "Secret Keyword"  # its values extend to the end of the line; of several words, the first must have a digit
 REAL_VALUE = re.compile(r"(?=.*[A-Za-z])(?!(?i:your|my|the|x+$|none|null|true|false))(?:\S{8,}|(?=\S*\d)\S{8,}\s.*)\s*")
 
 
@@ -62,7 +62,7 @@ def secrets_in(text: str, known: Collection[str] = (), name: str = "text.yaml") 
     Args:
         text: Plain text.
         known: Secrets to search for by value, such as the user's token.
-        name: Name of its file: in code, only a value in quotes is one.
+        name: Name of the file: in code, only quoted values count as secrets.
     """
     found = [(text.find(secret), "a secret of this machine") for secret in known if secret in text]
     found += [(match.start(), kind) for kind, rule in RULES.items() for match in rule.finditer(text)]
@@ -87,7 +87,7 @@ def known_secrets(token: str | bool | None = None) -> set[str]:
 
 
 def _in_line(line: str, name: str) -> Iterator[str]:
-    """Yield what the rules of detect-secrets find in a line, read in pieces that overlap."""
+    """Yield what the rules of detect-secrets find in a line, searched in overlapping pieces."""
     for start in range(0, max(1, len(line) - OVERLAP), PIECE - OVERLAP):
         for plugin in _plugins():
             for secret in plugin.analyze_line(name, line[start : start + PIECE]):

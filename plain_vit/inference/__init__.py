@@ -1,4 +1,4 @@
-"""Use of a trained model: prepared for one call, as a graph of an inference engine, or over any number of images."""
+"""Inference with a trained model: prepared copies, graphs of inference engines, and runs over any number of images."""
 
 from typing import Any
 

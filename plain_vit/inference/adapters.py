@@ -36,7 +36,7 @@ def token_reshaper(model: PlainViTPreTrainedModel, height: int, width: int) -> C
         width: Image width in pixels.
 
     Raises:
-        ValueError: when the patch size does not divide the image.
+        ValueError: The patch size does not divide the image.
     """
     model.grid_size(height, width)
     return lambda hidden_states: model.tokens_to_map(hidden_states, height, width)

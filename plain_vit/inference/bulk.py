@@ -1,8 +1,8 @@
 """Features and predictions of many images, in parquet shards that a killed run need not compute again.
 
-The data are parts: of stored rows one for each shard, of a stream one for each of its files. A part is read in order
-by one process, and cut into shards of `shard_size` rows and these into batches; so the contents of a shard depend on
-the data, not on the number of processes or workers. A shard is written when its last image is done.
+The data are divided into parts: one per shard for stored rows, one per file for a stream. One process reads a part in
+order, and cuts it into shards of `shard_size` rows and these into batches. So the contents of a shard depend on the
+data, not on the number of processes or workers. A shard is written when its last image is done.
 
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D` hidden size.
 """
@@ -51,20 +51,20 @@ with needs("plain-vit[train]"):
     from pyarrow import parquet
 
 MANIFEST, SHARDS = "manifest.json", "data/part-*.parquet"
-METADATA = b"plain_vit"  # of a shard: its place in the data, and the images that cannot be read
+METADATA = b"plain_vit"  # of a shard: its position in the data, and the images that cannot be read
 
 BATCH = 8  # images in a forward pass over a few files
 LISTS = ("rows", "paths", "names", "broken")  # of a batch
-THREADS, PIECES = "read-images", 4  # names of threads, and pieces of a batch for each: some images take longer
+THREADS, PIECES = "read-images", 4  # names of threads, and pieces of a batch per thread: some images take longer
 
-EXACT = {"mixed_precision": "no", "dtype": "float32"}  # the options in which numbers overflow last
+EXACT = {"mixed_precision": "no", "dtype": "float32"}  # the options least likely to overflow
 
 Columns = dict[str, pa.Array]
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The place of a shard in the data.
+    """The position of a shard in the data.
 
     Args:
         part: Number of the part of the data.
@@ -75,22 +75,22 @@ class Shard:
     number: int
 
     def file(self, folder: Path) -> Path:
-        """Return the path of its file; sorted names are in the order of the data."""
+        """Return the path of the shard's file; sorted names are in the order of the data."""
         return folder / "data" / f"part-{self.part:06d}-{self.number:06d}.parquet"
 
 
 class Parts(torch.utils.data.IterableDataset):
-    """The rows of a dataset in parts, as processed batches, from the shards on that are not written yet.
+    """The rows of a dataset in parts, as processed batches, starting at the first shard of each part to compute.
 
-    The images of a batch are read, decoded and processed by as many threads as torch computes with, which is one in a
-    worker of a loader. What they make does not depend on their number.
+    As many threads as torch uses, one in a worker of a loader, read, decode and process the images of a batch. The
+    result does not depend on their number.
 
     Args:
         rows: Rows with an undecoded `image`.
         image_processor: The model's image processor.
         shard_size: Rows in a shard.
         batch_size: Images in a batch.
-        begin: The shards of each part to begin with.
+        begin: The first shard to compute of each part.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Parts(torch.utils.data.IterableDataset):
         self.shard_size, self.batch_size, self.begin = shard_size, batch_size, begin
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield batches: `shard`, `LISTS`, `inputs` of the model, and `ends`, one of "", "shard" and "part"."""
+        """Yield batches with `shard`, `LISTS`, `inputs` of the model, and `ends`: one of "", "shard" and "part"."""
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for begin in self.begin[first::step]:
@@ -133,8 +133,8 @@ class Parts(torch.utils.data.IterableDataset):
                 yield Shard(begin.part, number), batch, left == 0
 
     def _processed(self, batch: Sequence[tuple[int, dict[str, Any]]], shard: Shard) -> dict[str, Any]:
-        """Decode and process images, in threads; those that cannot be are left out and named."""
-        of_part = f" of part {shard.part}" if isinstance(self.rows, IterableDataset) else ""  # where rows begin anew
+        """Decode and process images in threads; leave out unreadable images and name them."""
+        of_part = f" of part {shard.part}" if isinstance(self.rows, IterableDataset) else ""  # row numbers restart
         read = partial(self._read, of_part=of_part)
         pieces = in_threads(read, batch)
         inputs = [piece["inputs"] for piece in pieces if piece["inputs"] is not None]
@@ -177,7 +177,7 @@ class Parts(torch.utils.data.IterableDataset):
             return dict(self.image_processor([*images.values()], return_tensors="pt")) if images else None
 
     def _refused(self, images: Mapping[int, PIL.Image.Image]) -> dict[int, Exception]:
-        """Return the errors of the images that the image processor refuses by themselves."""
+        """Return the errors of the images that the image processor refuses even alone."""
         refused: dict[int, Exception] = {}
         for number, image in images.items():
             try:
@@ -188,9 +188,9 @@ class Parts(torch.utils.data.IterableDataset):
 
 
 def in_threads(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> list[Any]:
-    """Return the results of a function of some images, for all pieces of a batch, by as many threads as torch has.
+    """Apply a function to all pieces of a batch, in as many threads as torch uses, and return the results.
 
-    In each of them torch computes with that one alone. They end before this does, however it ends.
+    Within each thread, torch uses that thread only. All threads have ended when this returns or raises.
     """
     count = torch.get_num_threads()
     if count == 1 or len(items) < 2:
@@ -203,20 +203,20 @@ def in_threads(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -
         return list(pool.map(function, [items[begin : begin + size] for begin in range(0, len(items), size)]))
     finally:
         pool.shutdown(cancel_futures=True)
-        for thread in threading.enumerate():  # the pool does not know one in whose start an interrupt came
+        for thread in threading.enumerate():  # the pool does not know a thread whose start was interrupted
             if thread.name.startswith(THREADS):
                 thread.join()
-        torch.set_num_threads(count)  # for threads to come, which get the number that any thread was given last
+        torch.set_num_threads(count)  # new threads inherit the number that was set last, in any thread
 
 
 def numbered_rows(
     rows: Dataset | IterableDataset | Sequence[dict[str, Any]], begin: Shard, shard_size: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rows of a part from a shard on, with their numbers: in the split, or in the file of a stream."""
+    """Yield the rows of a part from a shard on, with their numbers in the split, or in the file of a stream."""
     if isinstance(rows, IterableDataset):
         done = begin.number * shard_size
         stream = rows.shard(num_shards=rows.num_shards, index=begin.part)
-        # Not `iter(stream)`, which would divide its shards among the workers again.
+        # `iter(stream)` would divide its shards among the workers again.
         for number, row in enumerate(stream.skip(done).iter(batch_size=1), start=done):
             yield number, {"image": row["image"][0]}
         return
@@ -230,11 +230,11 @@ class Run:
     """A run of a model over all images of a split.
 
     Args:
-        folder: Gets `manifest.json`, and the shards in `data/`.
+        folder: Output folder, for `manifest.json` and the shards in `data/`.
         rows: Rows with an undecoded `image`.
         image_processor: The model's image processor.
         columns_of: Maps the image processor's outputs, on the device, to the columns of a shard.
-        options: How the work is divided, and what happens to images that cannot be read.
+        options: How to divide the work, and what to do with unreadable images.
         settings: Everything that determines the contents of the shards.
     """
 
@@ -247,11 +247,11 @@ class Run:
 
     @property
     def count(self) -> int | None:
-        """The number of images, if the data say it."""
+        """The number of images, if the data state it."""
         return len(self.rows) if isinstance(self.rows, Dataset) else None
 
     def to_end(self, accelerator: Accelerator, loading: Mapping[str, Any]) -> dict[str, Any]:
-        """Compute what is missing, and write the manifest.
+        """Compute the missing shards, and write the manifest.
 
         Args:
             accelerator: The processes; each computes a share of the parts.
@@ -261,8 +261,8 @@ class Run:
             The manifest.
 
         Raises:
-            OutputExistsError: The folder has other contents, or a run to resume, which was not asked for.
-            DataError: An image cannot be read, and such images are not to be left out; or rows are missing.
+            OutputExistsError: The folder has other contents, or an unfinished run and the options do not resume it.
+            DataError: An image cannot be read and the options do not skip such images, or rows are missing.
             TrainingError: A feature or prediction is not a finite number.
         """
         self._start(accelerator)
@@ -284,7 +284,7 @@ class Run:
         return manifest
 
     def _start(self, accelerator: Accelerator) -> None:
-        """Make the folder, or check that it is that of the same run."""
+        """Make the folder, or check that it belongs to the same run."""
         file = self.folder / MANIFEST
         if file.is_file():
             if changed := changed_settings(read_json(file)["settings"], self.settings):
@@ -303,10 +303,10 @@ class Run:
         accelerator.wait_for_everyone()
 
     def _pending(self) -> list[Shard]:
-        """Return the first shard of each part that is not written; from there on the part is computed.
+        """Return the first unwritten shard of each part, from which on the part is computed.
 
         Raises:
-            OutputExistsError: There is a shard that the data do not have.
+            OutputExistsError: A shard in the folder does not exist in the data.
         """
         written = {file: notes_of(file)["ends_part"] for file in self.folder.glob(SHARDS)}
         stored = isinstance(self.rows, Dataset)
@@ -323,7 +323,7 @@ class Run:
         return pending
 
     def _compute(self, batches: Iterable[dict[str, Any]], accelerator: Accelerator, bar: Progress) -> None:
-        """Compute batches, and write each shard after its last one."""
+        """Compute batches, and write each shard after its last batch."""
         unfinished: dict[Shard, list[dict[str, Any]]] = {}
         for batch in batches:
             for broken in batch["broken"]:
@@ -340,13 +340,13 @@ class Run:
                 write_shard(batch["shard"].file(self.folder), unfinished.pop(batch["shard"]))
 
     def _columns(self, inputs: dict[str, torch.Tensor] | None, device: torch.device) -> Columns:
-        """Return the columns of a batch; where it has no image that can be read, empty ones of the same types."""
+        """Return the columns of a batch; for a batch without a readable image, empty columns of the same types."""
         shown = dict(self.image_processor([BLANK], return_tensors="pt")) if inputs is None else inputs
         columns = self.columns_of({name: values.to(device, non_blocking=True) for name, values in shown.items()})
         return columns if inputs is not None else {name: values.slice(1) for name, values in columns.items()}
 
     def _manifest(self) -> dict[str, Any]:
-        """Return the manifest of a complete run, from what its shards say."""
+        """Return the manifest of a complete run, from the metadata of its shards."""
         shards, broken = {}, []
         for file in sorted(self.folder.glob(SHARDS)):
             shards[file.name] = parquet.read_metadata(file).num_rows
@@ -362,12 +362,12 @@ class Run:
 
 
 def with_columns(batch: Mapping[str, Any], columns: Columns, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch with its columns, as `table_of` takes it.
+    """Add columns to a batch, for `table_of`.
 
     Args:
-        batch: Its `rows`, `paths` and `names`, among others.
+        batch: The batch, with `rows`, `paths`, `names` and others.
         columns: The features or predictions of these rows.
-        settings: With which they were computed; those that are not there are the exact ones.
+        settings: Settings of the computation; missing ones are those in `EXACT`.
 
     Raises:
         TrainingError: A feature or prediction is not a finite number.
@@ -409,10 +409,10 @@ def write_shard(file: Path, batches: Sequence[Mapping[str, Any]]) -> None:
 
 
 def notes_of(file: Path) -> dict[str, Any]:
-    """Return what a shard says of itself: `ends_part`, and the `broken` images that are left out.
+    """Return the metadata of a shard: `ends_part`, and the `broken` images that it leaves out.
 
     Raises:
-        OutputExistsError: The file is not one of ours.
+        OutputExistsError: plain-vit did not write the file.
     """
     try:
         return dict(json.loads(parquet.read_schema(file).metadata[METADATA]))
@@ -427,15 +427,15 @@ def _foreign(file: Path) -> OutputExistsError:
 def table_of_files(
     files: Sequence[str], image_processor: Any, columns_of: Callable[[dict[str, torch.Tensor]], Columns]
 ) -> tuple[pa.Table, list[str]]:
-    """Return the columns of image files, and which of them cannot be read and why.
+    """Return the columns of image files, and which files cannot be read and why.
 
     Args:
-        files: Their paths.
+        files: Paths of the images.
         image_processor: The model's image processor.
         columns_of: As for `Run`.
 
     Raises:
-        DataError: None of them can be read.
+        DataError: None of the files can be read.
         TrainingError: A feature or prediction is not a finite number.
     """
     rows = [{"image": {"path": file, "bytes": None}} for file in files]
@@ -458,12 +458,12 @@ def features_of(
     Args:
         model: A `PlainViTModel`.
         inputs: Outputs of the image processor.
-        kind: `pooled`: what a classifier would read; `cls`; `mean` of the patches; `cls_mean`: both after one another;
+        kind: `pooled`: the input of a classifier; `cls`; `mean` of the patches; `cls_mean`: both concatenated;
             `patches`: a grid [B, h, w, D].
-        layers: Numbers of blocks, from 1, whose outputs are used; none for the last one, after the final norm.
+        layers: Numbers, from 1, of the blocks whose outputs to use; empty for the last block, after the final norm.
 
     Raises:
-        TrainingError: The images have many sizes, and their features are not the pooled ones.
+        TrainingError: The images have many sizes, and the features are not `pooled`.
     """
     if kind != "pooled" and "spatial_shapes" in inputs:
         raise TrainingError("Of images of many sizes only pooled features can be extracted: give --feature pooled.")
@@ -481,7 +481,7 @@ def features_of(
 
 
 def num_tokens_needed(model: Any, kind: str, layers: Sequence[int]) -> int | None:
-    """Return how many of the first tokens the last block must compute; None for all, as a graph in an engine does."""
+    """Return how many leading tokens the last block must compute; None for all, as in the graph of an engine."""
     if layers or isinstance(model, EngineModel):
         return None
     return {"pooled": model.pooler.num_tokens_read, "cls": 1}.get(kind)
@@ -501,7 +501,8 @@ def check_features(config: PlainViTConfig, kind: str, layers: Sequence[int]) -> 
     """Refuse features that a model does not have.
 
     Raises:
-        TrainingError: It has no class token, no pooling, or fewer blocks; or pooled features of a block are asked for.
+        TrainingError: The model has no class token, no pooling or fewer blocks, or pooled features of a block are
+            requested.
     """
     if "cls" in kind and not config.use_class_token:
         raise TrainingError("The model has no class token: give --feature mean or patches.")
@@ -515,10 +516,10 @@ def check_features(config: PlainViTConfig, kind: str, layers: Sequence[int]) -> 
 
 
 def check_outputs(model: Any, layers: Sequence[int], engine: str) -> None:
-    """Refuse features that a graph in an engine does not give.
+    """Refuse features that the graph of an engine does not return.
 
     Raises:
-        TrainingError: It is that of a classifier, or outputs of blocks are asked for.
+        TrainingError: The graph is a classifier's, or outputs of blocks are requested.
     """
     is_graph = isinstance(model, EngineModel)
     if layers and (is_graph or engine != "torch"):
@@ -528,7 +529,7 @@ def check_outputs(model: Any, layers: Sequence[int], engine: str) -> None:
 
 
 def as_columns(tensors: Mapping[str, torch.Tensor]) -> Columns:
-    """Return tensors of shape (B, ...) as columns of lists of a fixed size."""
+    """Return tensors of shape (B, ...) as columns of fixed-size lists."""
     columns = {}
     for name, tensor in tensors.items():
         values = pa.array(tensor.cpu().flatten().numpy())
@@ -539,14 +540,14 @@ def as_columns(tensors: Mapping[str, torch.Tensor]) -> Columns:
 
 
 def predictions_of(model: Any, inputs: Mapping[str, torch.Tensor], *, top: int) -> Columns:
-    """Return the likeliest classes of images, or labels: `label` and `probability`, and lists of the first `top`.
+    """Return the likeliest classes or labels of images: `label` and `probability`, and lists of the first `top`.
 
-    Of a regression: the names of its numbers, `labels`, and the predicted `values`.
+    For a regression, return the names of its numbers, `labels`, and the predicted `values`.
 
     Args:
         model: A `PlainViTForImageClassification`.
         inputs: Outputs of the image processor.
-        top: How many, at most all.
+        top: Number of classes in the lists, at most all.
     """
     inputs = {name: values.to(model.dtype) if name == "pixel_values" else values for name, values in inputs.items()}
     shares = scores(model(**inputs).logits.float(), model.config.problem_type)
@@ -586,7 +587,7 @@ def open_model(options: BulkOptions) -> tuple[Any, Any]:
     """Open a checkpoint as our model, in float32, with its image processor; or a folder exported to an engine.
 
     Raises:
-        TrainingError: It has no image processor, or options are given that an exported folder does not have.
+        TrainingError: The checkpoint has no image processor, or an option does not apply to an exported folder.
     """
     hints = checkpoint_hints(options.model_hints)
     if is_exported(options.model):
@@ -600,7 +601,7 @@ def open_model(options: BulkOptions) -> tuple[Any, Any]:
 
 
 def prepared(model: Any, options: BulkOptions, accelerator: Accelerator) -> Any:
-    """Return a model for fast inference on the device of a process or in an engine, in the chosen precision."""
+    """Prepare a model for inference on the device of a process or in an engine, in the chosen precision."""
     if isinstance(model, EngineModel):
         return model
     if options.engine == "torch":
@@ -609,12 +610,12 @@ def prepared(model: Any, options: BulkOptions, accelerator: Accelerator) -> Any:
 
 
 def dtype_of(options: BulkOptions) -> torch.dtype:
-    """Return what the model computes in."""
+    """Return the dtype in which the model computes."""
     return {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.mixed_precision]
 
 
 def settings_of(options: BulkOptions, rows: Dataset | IterableDataset, model: Any, processor: Any) -> dict[str, Any]:
-    """Return what determines the contents of the shards: model, images, how they are divided, and versions."""
+    """Return everything that determines the contents of the shards: model, images, their division, and versions."""
     deciding = ("model", "model_hints", "dataset", "dataset_subset", "image_column", "split", "streaming", "batch_size",
                 "shard_size", "corrupted", "mixed_precision", "engine")  # fmt: skip
     return {
@@ -631,6 +632,6 @@ def settings_of(options: BulkOptions, rows: Dataset | IterableDataset, model: An
 
 
 def engine_version(model: Any, options: BulkOptions) -> str | None:
-    """Return the engine that computes and its release; None for torch, which the manifest names by itself."""
+    """Return the engine and its release; None for torch, whose release the manifest has anyway."""
     name = model.engine if isinstance(model, EngineModel) else options.engine
     return None if name == "torch" else f"{ENGINES[name].runtime} {ENGINES[name].version()}"

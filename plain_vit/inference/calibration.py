@@ -1,4 +1,4 @@
-"""Images for a calibration: those that set the ranges of int8, and those on which its effect is measured."""
+"""Images for calibration: one set determines the ranges of int8, the other measures its effect."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ..configuration_plain_vit import PlainViTConfig
 from ..errors import DataError, listed
 from ..files.images import UNREADABLE, decoding, open_image, reason
 
-MOST = 512  # images: more do not change the ranges, and take minutes
+MOST = 512  # images: more take minutes and do not change the ranges
 BATCH = 8
 
 
@@ -43,12 +43,12 @@ class ImageBatches:
 
 @dataclass(frozen=True)
 class ImageSets:
-    """Two sets of images.
+    """Two sets of images: one to set ranges, one to measure.
 
     Args:
         setting: Images that set the ranges.
         compared: Images on which the graph is compared with the model.
-        labels: Classes of the compared ones; None without labels.
+        labels: Classes of the compared images; None without labels.
     """
 
     setting: ImageBatches
@@ -60,9 +60,9 @@ def image_sets(folder: str | PathLike[str], image_processor: Any, config: PlainV
     """Divide the images of a folder and its subfolders: every second one sets the ranges.
 
     Args:
-        folder: The folder. Of more than 512 images, that many are taken, evenly spread over the sorted paths.
+        folder: The folder. At most 512 images are used, evenly spread over the sorted paths.
         image_processor: The processor of the model.
-        config: Config of the model. If a subfolder is named like one of its labels, all must be.
+        config: Config of the model. If one subfolder is named after a label, all must be.
 
     Raises:
         DataError: There are fewer than two images, or only some of the subfolders are labels.
@@ -82,10 +82,10 @@ def image_sets(folder: str | PathLike[str], image_processor: Any, config: PlainV
 
 
 def labels_of(root: Path, paths: Sequence[Path], label2id: Mapping[str, int]) -> list[int] | None:
-    """Return the class of each image by the name of its folder; None if no folder is named like a label.
+    """Return the class of each image by the name of its folder; None if no folder is named after a label.
 
     Raises:
-        DataError: Some folders are, others are not.
+        DataError: Only some folders are named after labels.
     """
     names = [path.relative_to(root).parts[0] if path.parent != root else "" for path in paths]
     unknown = sorted({name for name in names if name not in label2id})
@@ -103,7 +103,7 @@ def read_image(path: Path) -> Image.Image:
     """Decode an image.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: The image cannot be read.
     """
     try:
         with open_image(path) as opened, decoding():

@@ -1,4 +1,4 @@
-"""CUDA graphs of a forward pass: all its kernels start as one, without Python between them."""
+"""CUDA graphs of a forward pass: all its kernels are launched at once, without Python in between."""
 
 import threading
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from .hooks import has_hooks, hooks_of
 
 logger = logging.get_logger(__name__)
 
-MAX_GRAPHS = 4  # graphs of a model, each for images of one shape; their memory is shared, but not that of their outputs
-WARM_UP = 3  # passes before one is recorded, in which libraries choose their kernels
+MAX_GRAPHS = 4  # per model, each for one shape of images; they share memory except for their outputs
+WARM_UP = 3  # passes before recording, in which libraries choose their kernels
 
 
 class Recording(NamedTuple):
@@ -27,27 +27,27 @@ class Recording(NamedTuple):
 
 
 def is_unseen() -> bool:
-    """Return whether nothing sees or changes the operations that run now: no compiler, tracer, mode or transform."""
+    """Return whether nothing observes or changes operations: no compiler, tracer, mode, transform or autocast."""
     return is_eager() and not torch.is_autocast_enabled("cuda")
 
 
 class CudaGraphs:
-    """Records the forward pass of a model for pixels of a shape, and replays it for others of that shape.
+    """Records the forward pass of a model for a shape of pixels, and replays it for other pixels of that shape.
 
-    A copy has no recordings.
+    Copies start without recordings.
     """
 
     def __init__(self) -> None:
         self.recorded: dict[Any, Recording | None] = {}  # None: cannot be recorded
-        self.modules: list[nn.Module] = []  # of the model, whose kernels are recorded
+        self.modules: list[nn.Module] = []  # modules of the model whose kernels are recorded
         self.lock = threading.Lock()
-        self.done: torch.cuda.Event | None = None  # of the pass before, in whichever stream it was
+        self.done: torch.cuda.Event | None = None  # end of the previous pass, on any stream
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CudaGraphs, ()
 
     def can_replay(self, model: Any, pixel_values: object) -> bool:
-        """Return whether the pass of these pixels is the same whenever Python runs it, and may be recorded."""
+        """Return whether a pass with these pixels may be recorded: Python would run the same kernels each time."""
         return (
             is_unseen()
             and type(pixel_values) is torch.Tensor
@@ -59,9 +59,9 @@ class CudaGraphs:
         )
 
     def is_unchanged(self, model: nn.Module) -> bool:
-        """Return whether a model has the modules of the first pass, each without a hook and with its type's `forward`.
+        """Return whether a model has the modules of the first pass, without hooks and with their types' `forward`.
 
-        A recording would leave out what another module, such as an adapter, computes.
+        A recording would leave out what a new module, such as an adapter, computes.
         """
         modules = list(model.modules())
         self.modules = self.modules or modules
@@ -69,12 +69,12 @@ class CudaGraphs:
         return modules == self.modules and not any(hooks_of(module) or "forward" in vars(module) for module in watched)
 
     def __call__(self, model: nn.Module, compute: Callable[[torch.Tensor], Any], pixel_values: torch.Tensor) -> Any:
-        """Return what `compute` returns for these pixels.
+        """Return the result of `compute` for these pixels, replayed if possible.
 
         Args:
-            model: Model of the pass.
-            compute: Runs it.
-            pixel_values: Pixels that it `can_replay`.
+            model: The model.
+            compute: Runs its forward pass.
+            pixel_values: Pixels for which `can_replay` is true.
         """
         config, encoder = cast(Any, model.config), cast(Any, model.base_model)
         key = (pixel_values.shape, pixel_values.dtype, config._attn_implementation, encoder.num_output_tokens)
@@ -108,9 +108,9 @@ class CudaGraphs:
         earlier = [recording for recording in self.recorded.values() if recording is not None]
         pool = earlier[0].graph.pool() if earlier else None
         try:
-            with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):  # others may allocate
+            with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):  # other threads may allocate
                 outputs = compute(inputs)
-        except RuntimeError as error:  # such as of an operation that waits for the GPU
+        except RuntimeError as error:  # for example, an operation waits for the GPU
             logger.warning_once(f"The kernels of this model cannot be recorded, and start one by one: {error}")
             return None
         return Recording(graph, inputs, outputs)

@@ -1,4 +1,4 @@
-"""What every inference engine is to plain-vit: a way to store a graph and to run a stored one."""
+"""Interface of an inference engine: store a graph, and run a stored graph."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ EXTRA = "plain-vit[engines]"
 
 
 class Engine(ABC):
-    """An inference engine: how a graph is stored for it, and how it runs a stored one."""
+    """Base class of inference engines: how to store a graph, and how to run a stored graph."""
 
     name: str
     runtime: str  # in prose
@@ -27,18 +27,18 @@ class Engine(ABC):
 
     @abstractmethod
     def write(self, program: Any, folder: Path, precision: str, batches: Iterable[np.ndarray]) -> None:
-        """Write a program of torch.onnx; in int8, with the ranges that these inputs lead to."""
+        """Write a program of torch.onnx; in int8, with ranges calibrated on these inputs."""
 
     @abstractmethod
     def load(self, folder: Path, *, dtype: torch.dtype = torch.float32, expected: Sequence[int] | None = None) -> Run:
-        """Return a function from pixels to the outputs of the stored graph, with as many threads as torch has now.
+        """Return a function from pixels to the outputs of the stored graph, with as many threads as torch uses now.
 
-        Threads of the process may call it at the same time.
+        It is thread-safe.
 
         Args:
             folder: The exported folder.
-            dtype: Of the arithmetic.
-            expected: The shape (B, C, H, W) that it is to be fast for; others work too (default: none).
+            dtype: Dtype of the arithmetic.
+            expected: The shape (B, C, H, W) to optimise for; others work too (default: none).
 
         Raises:
             PreparedModelError: The engine does not compute in this dtype here.
@@ -46,8 +46,8 @@ class Engine(ABC):
 
     @abstractmethod
     def version(self) -> str:
-        """Return the release of the engine that is installed."""
+        """Return the installed release of the engine."""
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings with which the graph was run."""
+        """Return the settings with which the graph was run, for the record."""
         return {}

@@ -20,14 +20,14 @@ Run = Callable[[np.ndarray], dict[str, np.ndarray]]  # from pixels to outputs by
 
 @dataclass(frozen=True)
 class Agreement:
-    """How the classes of images change in a graph; None where there are no logits or no labels.
+    """Agreement of a graph with the model on the classes of images; None without logits or labels.
 
     Args:
-        setting: Images that set the ranges.
-        compared: Other images, on which everything here is measured.
-        agreement: Share of them whose likeliest class is that of the model.
-        accuracy_before: Share of them that the model classifies correctly.
-        accuracy_after: The same of the graph.
+        setting: Number of images that set the ranges.
+        compared: Number of other images, on which the shares are measured.
+        agreement: Share of images for which graph and model predict the same class.
+        accuracy_before: Share of images that the model classifies correctly.
+        accuracy_after: Share of images that the graph classifies correctly.
     """
 
     setting: int
@@ -48,7 +48,7 @@ class Agreement:
 
 
 def probes(config: PlainViTConfig, dynamic_size: bool) -> Iterator[torch.Tensor]:
-    """Yield batches of random images, of 3, 1 and 5 images, and of other sizes if the graph takes them."""
+    """Yield random batches of 3, 1 and 5 images, in other sizes too if the graph takes them."""
     probe = probe_images(config)
     yield probe
     yield probe[:1]
@@ -57,7 +57,7 @@ def probes(config: PlainViTConfig, dynamic_size: bool) -> Iterator[torch.Tensor]
     grids = [(height, width)]
     if dynamic_size:
         grids += [(height + 1, width + 2), (height + 2, max(1, width - 1)), (max(1, height // 2), width)]
-        if config.position_resampling == "truncate":  # such a table does not grow
+        if config.position_resampling == "truncate":  # which cannot enlarge a table
             grids = [(down, across) for down, across in grids if down * across <= height * width]
     for number, grid in enumerate(grids):
         sides = (count * pixels for count, pixels in zip(grid, config.patch_shape, strict=True))
@@ -102,7 +102,7 @@ def compare_on_images(model: Any, run: Run, images: ImageSets) -> tuple[dict[str
 
 
 def largest(values: list[float]) -> float:
-    """Return the largest value; NaN if there is one, which no comparison would find."""
+    """Return the largest value; NaN if any value is NaN, which `max` could miss."""
     return float(np.max(values))
 
 

@@ -30,8 +30,8 @@ from .prepared import RECORDED, Prepared
 class EngineModel(Prepared):
     """Mixin of models whose forward pass is a graph in an inference engine, on the CPU.
 
-    They have a config and no weights. They take images of the sizes of the graph, and give its outputs. Copies, and
-    those in other processes, open the graph when they are first called.
+    They have a config but no weights, take images of the graph's sizes, and return its outputs. Copies, including those
+    in other processes, open the graph on their first call.
     """
 
     config: PlainViTConfig
@@ -43,7 +43,7 @@ class EngineModel(Prepared):
     files: "Files"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Return what a copy or another process opens the same graph from."""
+        """Return what a copy or another process needs to open the same graph."""
         contents = {name: bytes(content) for name, content in self.files.graph.items()}
         return copied, (Files(self.files.description, contents, self.files.options),), {"config": self.config}
 
@@ -54,7 +54,7 @@ class EngineModel(Prepared):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of inputs and outputs, whatever the engine computes in."""
+        """Dtype of inputs and outputs, whatever the engine computes in."""
         return torch.float32
 
     def forward(self, pixel_values: torch.Tensor, *, return_dict: bool | None = None, **kwargs: Any) -> Any:
@@ -63,11 +63,11 @@ class EngineModel(Prepared):
         Args:
             pixel_values: Normalised pixels of shape (B, C, H, W).
             return_dict: False for a tuple (default: as the config says).
-            **kwargs: Other inputs and options of the model. A graph has none of them.
+            **kwargs: Other inputs and options of the model, which a graph does not support.
 
         Raises:
-            PreparedModelError: Another input is given, the images have another size than those of the graph, or
-                hidden states or attention weights are asked for; or this process was forked from that of the graph.
+            PreparedModelError: Another input is given, the image size does not fit the graph, hidden states or
+                attention weights are requested, or this process was forked from the one that opened the graph.
         """
         if self.run is None:
             self.files, self.process, self.run = opened_again(self.files)
@@ -97,8 +97,8 @@ class Files:
 
     Args:
         description: The contents of `engine.json`.
-        graph: Those of the graph and of its weights, by their paths in the folder.
-        options: How the graph is opened: `dtype` and `batch_size`.
+        graph: The contents of the graph and its weights, by path in the folder.
+        options: Options for opening the graph: `dtype` and `batch_size`.
     """
 
     description: dict[str, Any]
@@ -107,7 +107,7 @@ class Files:
 
     @classmethod
     def read(cls, folder: Path, graph: Path, description: dict[str, Any], options: dict[str, Any]) -> "Files":
-        """Map the files that are named like the graph."""
+        """Memory-map the files that are named like the graph."""
         mapped = {}
         for path in filter(Path.is_file, sorted(graph.parent.glob(f"{graph.stem}*"))):
             with path.open("rb") as file:
@@ -122,7 +122,7 @@ class Files:
         return digest.hexdigest()[:16]
 
     def write(self, folder: Path) -> None:
-        """Write them to a folder."""
+        """Write the files to a folder."""
         (folder / DESCRIPTION).write_text(json.dumps(self.description), encoding="utf-8")
         for name, content in self.graph.items():
             (folder / name).parent.mkdir(exist_ok=True)
@@ -131,12 +131,12 @@ class Files:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The images that a graph takes.
+    """The sizes of images that a graph takes.
 
     Args:
-        channels: Their number of channels.
-        image: Height and width of the model's own images.
-        steps: What height and width have to be multiples of; None for a graph that takes only the model's own.
+        channels: Number of channels.
+        image: The model's native height and width.
+        steps: Steps of which height and width must be multiples; None for a graph that takes only the native size.
     """
 
     channels: int
@@ -145,13 +145,13 @@ class Sizes:
 
     @classmethod
     def read(cls, description: dict[str, Any], config: PlainViTConfig) -> "Sizes":
-        """Read them from the contents of `engine.json`."""
+        """Read the sizes from the contents of `engine.json`."""
         (height, width), (down, across) = description["image_size"], description["multiple_of"]
         steps = (int(down), int(across)) if description["dynamic_size"] else None
         return cls(config.num_channels, (int(height), int(width)), steps)
 
     def check(self, pixel_values: torch.Tensor) -> None:
-        """Refuse images that do not fit the graph: an engine may compute with them and say nothing."""
+        """Refuse images that do not fit the graph: an engine may accept them silently."""
         shape, size = tuple(pixel_values.shape), tuple(pixel_values.shape[2:])
         if self.steps is None:
             expected, fits = "{} x {} pixels".format(*self.image), size == self.image
@@ -170,15 +170,15 @@ def open_exported(
 ) -> PlainViTForImageClassification | PlainViTModel:
     """Open a folder that `to_checkpoint` or `plain-vit export` wrote for an engine, as a model that runs in it.
 
-    It computes with as many threads as torch does now.
+    The model uses as many threads as torch does now.
 
     Args:
         path: The folder.
-        dtype: Of the arithmetic: `torch.float32`, or in OpenVINO `torch.bfloat16` on a CPU that computes in it.
+        dtype: Dtype of the arithmetic: `torch.float32`, or in OpenVINO `torch.bfloat16` on a CPU that supports it.
         batch_size: Expected number of images per batch; others work too, possibly slower.
 
     Raises:
-        CheckpointError: It is not such a folder.
+        CheckpointError: The folder was not exported for an engine, or is damaged.
         PreparedModelError: The engine does not compute in this dtype here.
         MissingPackageError: The engine is not installed.
     """
@@ -215,7 +215,7 @@ def open_exported(
 
 
 def described(description: dict[str, Any]) -> Any:
-    """Return a model without a graph, in evaluation mode, for the contents of `engine.json`."""
+    """Build a model without a graph, in evaluation mode, from the contents of `engine.json`."""
     engine, config = ENGINES[description["engine"]], PlainViTConfig.from_dict(description[MODEL])
     outputs = [str(output["name"]) for output in description["outputs"]]
     sizes = Sizes.read(description, config)
@@ -229,14 +229,14 @@ def described(description: dict[str, Any]) -> Any:
 
 
 def copied(files: Files) -> Any:
-    """Return a model that opens the graph of these files when it is called."""
+    """Return a model that opens the graph in these files on its first call."""
     model = described(files.description)
     model.files = files
     return model
 
 
 def opened_again(files: Files) -> tuple[Files, int, Run]:
-    """Return the files of a graph, mapped, the number of this process, and what runs the graph in it."""
+    """Return the mapped files of a graph, the id of this process, and the function that runs the graph in it."""
     with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         files.write(Path(temporary))
         model: Any = open_exported(temporary, **files.options)
@@ -248,10 +248,10 @@ def open_with_processor(path: str | os.PathLike[str], **options: Any) -> tuple[A
 
     Args:
         path: The folder.
-        **options: Of `open_exported`.
+        **options: Options of `open_exported`.
 
     Raises:
-        CheckpointError: There is no image processor; and as `open_exported`.
+        CheckpointError: There is no image processor, or `open_exported` fails.
     """
     if not Path(path, IMAGE_PROCESSOR_NAME).is_file():
         raise CheckpointError(f"{path} has no {IMAGE_PROCESSOR_NAME}: export a model that has an image processor")
@@ -259,11 +259,11 @@ def open_with_processor(path: str | os.PathLike[str], **options: Any) -> tuple[A
 
 
 def in_engine(model: PreTrainedModel, engine: str, dtype: torch.dtype, batch_size: int) -> Any:
-    """Return a model as `prepare_for_inference(model, engine=...)` does: its graph, checked beside it, then opened.
+    """Export a model to an engine, compare the two, and open the graph: `prepare_for_inference(model, engine=...)`.
 
     Raises:
         PreparedModelError: There is no such engine, or the model is not on the CPU.
-        ExportError: The model cannot be a graph.
+        ExportError: The model cannot be exported.
         VerificationError: An output of the graph differs from the model's.
         MissingPackageError: A package is missing.
     """

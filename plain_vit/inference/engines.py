@@ -1,7 +1,7 @@
 """Export to the graph of an inference engine, ONNX Runtime or OpenVINO, which is checked by running it.
 
-The folder has the layout of transformers.js and optimum: the graph, `config.json` and `preprocessor_config.json`; and
-`engine.json`, which says what was written and measured.
+The folder has the layout of transformers.js and optimum (the graph, `config.json` and `preprocessor_config.json`), and
+`engine.json`, which records what was written and measured.
 
 Shapes: `B` batch, `C` channels, `H W` pixels.
 """
@@ -33,14 +33,14 @@ from .onnx_runtime import OnnxRuntime
 from .openvino_runtime import OpenVino
 from .prepared import copy_of_travelled, simplify
 
-# The largest difference of an output that passes, relative to its largest value. Weights have 11 bits of mantissa in
-# float16, 8 in bfloat16. In int8 it bounds the logits of single images; how many of them change their class is printed.
+# The largest allowed difference of an output, relative to its largest value. Weights have 11 bits of mantissa in
+# float16, 8 in bfloat16. In int8 it bounds the logits of single images; the share of changed classes is printed.
 TOLERANCES = {"float32": TOLERANCE, "float16": 1e-2, "bfloat16": 5e-2, "int8": 2e-1}
-OPSET = 20  # of ONNX: the first with Gelu, which otherwise is five operations
+OPSET = 20  # of ONNX: the first with Gelu, which before takes five operations
 MODEL = "plain_vit_config"  # the key of the model's own config in `engine.json`
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (OnnxRuntime(), OpenVino())}
 
-# The outputs of each class, in the order of the graph, and the class of transformers with the same ones.
+# The outputs of each class, in the order of the graph, and the class of transformers with the same outputs.
 OUTPUTS = {
     modeling.PlainViTForImageClassification.__name__: (("logits",), "ViTForImageClassification"),
     modeling.PlainViTModel.__name__: (("last_hidden_state", "pooler_output"), "ViTModel"),
@@ -54,12 +54,12 @@ class EngineOptions:
     Args:
         precision: Precision of the weights, one of `TOLERANCES`.
         dynamic_size: Take every height and width that the patch size divides, not only the model's own.
-        calibration: Folder of images, for int8: every second one sets the ranges, and on the others the graph is
-            compared with the model. Subfolders with the names of the model's labels give the accuracy.
-        tolerance: The largest relative difference that passes (default: that of the precision in `TOLERANCES`).
+        calibration: Folder of images, for int8: every second image sets the ranges, and the graph is compared with the
+            model on the others. With subfolders named after the model's labels, the accuracy is measured too.
+        tolerance: The largest relative difference allowed (default: that of the precision in `TOLERANCES`).
 
     Raises:
-        ExportError: The precision is unknown, or int8 and the images are not given together.
+        ExportError: The precision is unknown, or only one of int8 and the images is given.
     """
 
     precision: str = "float32"
@@ -77,7 +77,7 @@ class EngineOptions:
 
     @property
     def allowed(self) -> float:
-        """The largest relative difference that passes."""
+        """The largest relative difference allowed."""
         return TOLERANCES[self.precision] if self.tolerance is None else self.tolerance
 
 
@@ -89,7 +89,7 @@ class EngineExport:
         path: The folder written.
         format: Name of the engine.
         description: The contents of its `engine.json`.
-        notes: What the folder lacks, each with the reason.
+        notes: Files that the folder lacks, each with the reason.
     """
 
     path: str
@@ -127,18 +127,18 @@ def to_engine(
     Args:
         model: A `PlainViTForImageClassification` or a `PlainViTModel`.
         path: A new folder.
-        engine: One of `ENGINES`, "onnx" or "openvino"; its packages are needed.
+        engine: One of `ENGINES`, "onnx" or "openvino"; its packages must be installed.
         options: Precision, sizes, images for int8, tolerance (default: float32, the model's size).
         image_processor: The processor to write beside the graph.
         force: Replace an existing output.
         sources: Files and folders that the model came from, which the output must not replace.
 
     Raises:
-        ExportError: The model cannot be a graph of this kind.
+        ExportError: The model cannot be exported in this way.
         MissingPackageError: A package is missing.
         VerificationError: An output differs by more than the tolerance; the previous content is unchanged.
         DataError: The images for the calibration cannot be used.
-        OutputError: It cannot be written; the previous content is unchanged.
+        OutputError: The folder cannot be written; the previous content is unchanged.
     """
     if engine not in ENGINES:
         raise ExportError(f"engine is {engine!r}: expected {' or '.join(ENGINES)}")
@@ -167,7 +167,7 @@ def to_engine(
 
 
 def check_exportable(model: PreTrainedModel, image_processor: Any | None, options: EngineOptions) -> None:
-    """Refuse what a graph cannot represent."""
+    """Refuse a model, an image processor or options that a graph cannot represent."""
     kind = type(model).__name__
     if kind not in OUTPUTS:
         raise ExportError(f"{kind} has no graph for an engine: expected {' or '.join(OUTPUTS)}")
@@ -181,7 +181,7 @@ def check_exportable(model: PreTrainedModel, image_processor: Any | None, option
 
 
 def float32_copy(model: PreTrainedModel) -> Any:
-    """Return a copy of a model of the package's own class: in float32, on the CPU, in evaluation."""
+    """Return a copy of a model, of the package's own class, in float32, on the CPU, in evaluation mode."""
     is_ours = isinstance(model, modeling.PlainViTPreTrainedModel)
     copied: Any = copy.deepcopy(model) if is_ours else copy_of_travelled(model)
     return copied.to("cpu", torch.float32).eval().requires_grad_(False)
@@ -208,12 +208,12 @@ def outputs_of(model: PreTrainedModel) -> list[str]:
 
 
 def trace(reference: modeling.PlainViTPreTrainedModel, dynamic_size: bool) -> Any:
-    """Return the program of torch.onnx of a model.
+    """Trace a model with torch.onnx and return the program.
 
-    It is that of the simplified model, with plain matrix products as attention, which engines fuse.
+    The model is simplified first, and attention becomes plain matrix products, which engines fuse.
 
     Raises:
-        ExportError: torch cannot trace it.
+        ExportError: torch cannot trace the model.
     """
     config, names = reference.config, outputs_of(reference)
     simple: Any = simplify(reference)
@@ -224,7 +224,7 @@ def trace(reference: modeling.PlainViTPreTrainedModel, dynamic_size: bool) -> An
         dynamic |= {2: down * torch.export.Dim("rows"), 3: across * torch.export.Dim("columns")}
     example = torch.zeros(2, config.num_channels, *config.image_shape)
     with needs(EXTRA), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's own tables
+        warnings.simplefilter("ignore")  # about torch's own tables
         try:
             return torch.onnx.export(
                 OutputTuple(simple, names), (), kwargs={INPUT: example}, dynamic_shapes={INPUT: dynamic}, dynamo=True,
@@ -280,10 +280,10 @@ def describe(
 def write_settings(
     folder: Path, reference: PreTrainedModel, image_processor: Any | None, description: Mapping[str, Any]
 ) -> None:
-    """Write the config, the processor's settings, and what was measured.
+    """Write the config, the processor's settings, and the measurements.
 
-    transformers.js and optimum select classes by these names, and refuse names of other packages. Of those that they
-    know, "vit" is what the graph does: pixels in, logits or tokens out. `PlainViTImageProcessor` opens the folder too.
+    transformers.js and optimum select classes by these names, and refuse names of other packages. Among the names they
+    know, "vit" fits the graph: pixels in, logits or tokens out. `PlainViTImageProcessor` opens the folder too.
     """
     config = cast(PlainViTConfig, reference.config)
     _, architecture = OUTPUTS[type(reference).__name__]

@@ -1,4 +1,4 @@
-"""Hooks of modules: whose they are decides whether another computation may take the place of a module's."""
+"""Hooks of modules: a module without a user's hook may be replaced by an equivalent computation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +10,15 @@ from transformers.utils.output_capturing import capture_outputs
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has a hook, or every module has, or a `forward` in place of its type's."""
+    """Return whether a module has a hook, its own or a global one, or a `forward` that replaces its type's."""
     own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
     return bool(own) or "forward" in module.__dict__ or registry._has_any_global_hook()
 
 
 def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
-    """Return all hooks that see the inputs or outputs of a module, or their gradients: its own, and every module's.
+    """Return all hooks, own and global, that see the inputs or outputs of a module, or their gradients.
 
-    Those of torch's counters of operations only note which module runs.
+    The hooks of torch's counters of operations are left out: they only note which module runs.
     """
     if not has_hooks(module):
         return []

@@ -13,7 +13,7 @@ from ..system.extras import needs
 from .engine import EXTRA, INPUT, Engine
 from .engine_checks import Run
 
-# A protobuf has at most 2 GiB; larger weights are in a file of their own, named as transformers.js expects it.
+# A protobuf has at most 2 GiB; larger weights go to a file of their own, named as transformers.js expects.
 LARGEST_FILE = 2**31 - 2**24
 WEIGHTS_SUFFIX = "_data"
 
@@ -77,27 +77,27 @@ def save(model: Any, path: Path) -> None:
 
 
 def is_large(model: Any) -> bool:
-    """Return whether the weights of a graph exceed a file."""
+    """Return whether the weights of a graph are too large for one file."""
     return sum(len(tensor.raw_data) for tensor in model.graph.initializer) > LARGEST_FILE
 
 
 def unchanged(model: Any) -> Any:
-    """Return the graph itself."""
+    """Return the graph unchanged."""
     return model
 
 
 def in_float16(model: Any) -> Any:
-    """Return a graph that computes in float16, from and to float32."""
+    """Return a graph that computes in float16, with float32 inputs and outputs."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
     from onnxruntime.transformers.onnx_model import OnnxModel
 
     halved = OnnxModel(convert_float_to_float16(model, keep_io_types=True, disable_shape_infer=True))
-    halved.topological_sort()  # it appends the casts
+    halved.topological_sort()  # the conversion appends the casts at the end
     return halved.model
 
 
 def with_bfloat16_weights(model: Any) -> Any:
-    """Return a graph with its matrices stored in bfloat16 and read as float32: few engines compute in bfloat16."""
+    """Return a graph with its matrices stored in bfloat16 and cast to float32: few engines compute in bfloat16."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -122,9 +122,9 @@ CONVERSIONS = {"float32": unchanged, "float16": in_float16, "bfloat16": with_bfl
 
 
 def write_int8(model: Any, path: Path, batches: Iterable[np.ndarray]) -> None:
-    """Write a graph whose products with weights are in int8: weights by channel, inputs by ranges set beforehand.
+    """Write a graph with int8 products with weights: per-channel scales for weights, calibrated ranges for inputs.
 
-    Attention stays in float32. The quantiser's own option for that, `MatMulConstBOnly`, does nothing in this format
+    Attention stays in float32. The quantiser's own option for that, `MatMulConstBOnly`, has no effect in this format
     (onnxruntime 1.32).
     """
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static

@@ -20,21 +20,21 @@ from .onnx_runtime import save, unchanged, with_bfloat16_weights
 # Without this setting, a CPU with bfloat16 products computes in bfloat16, whatever the precision of the weights.
 HINT = "INFERENCE_PRECISION_HINT"
 HINTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
-# How threads share the loops of bfloat16 kernels: by who is free, instead of in equal parts.
+# Threads share the loops of bfloat16 kernels dynamically, instead of in equal parts.
 PARTITIONER = {"TBB_PARTITIONER": "AUTO"}
-PIECE = 4  # images of a large batch that one stream computes: other threads need not wait for it at each product
+PIECE = 4  # images of a large batch per stream, so that threads need not wait for each other at every product
 
 P = ParamSpec("P")
 R = TypeVar("R")
 IN_USE = RLock()
-USED_BY: set[int] = set()  # the number of this process, once it used OpenVINO
+USED_BY: set[int] = set()  # the id of this process, once it has used OpenVINO
 
 
 def one_thread_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function whose callers wait while another thread of the process is in one of these.
+    """Serialise a function with all others decorated by this, across the threads of the process.
 
-    A compiled graph has one place for its inputs and outputs, the kernels of all graphs have one cache, and two threads
-    that use OpenVINO's bindings for the first time at the same moment can wait for each other for ever.
+    A compiled graph has one buffer for its inputs and outputs, all graphs share one cache of kernels, and two threads
+    that use OpenVINO's bindings for the first time at the same moment can deadlock.
     """
 
     @wraps(function)
@@ -69,7 +69,7 @@ class OpenVino(Engine):
 
     @one_thread_at_a_time
     def write(self, program: Any, folder: Path, precision: str, batches: Iterable[np.ndarray]) -> None:
-        """Write the graph, converted from that of ONNX."""
+        """Write the graph, converted from ONNX."""
         import openvino
 
         convert = with_bfloat16_weights if precision == "bfloat16" else unchanged
@@ -129,17 +129,17 @@ class OpenVino(Engine):
 @one_thread_at_a_time
 @cache
 def core() -> Any:
-    """Return the process's only `openvino.Core`, which stays to its end.
+    """Return the process's only `openvino.Core`, which lives as long as the process.
 
-    Each one gives its thread another stack for signals and restores the one of before when it ends: of two that end in
-    the order in which they began, the second restores the stack that went with the first, and the next signal, such as
-    Ctrl-C, ends the process with a segmentation fault.
+    Each core installs a signal stack for its thread, and restores the previous one when it is destroyed. If two cores
+    are destroyed in the order of their creation, the second restores the freed stack of the first, and the next signal,
+    such as Ctrl-C, ends the process with a segmentation fault.
     """
     import openvino
 
     USED_BY.add(os.getpid())
     made = openvino.Core()
-    made.get_property("CPU", "FULL_DEVICE_NAME")  # it begins with the first use of the CPU
+    made.get_property("CPU", "FULL_DEVICE_NAME")  # the first use of the CPU installs the stack
     return made
 
 
@@ -150,14 +150,14 @@ def compiled(graph: Any, dtype: torch.dtype, threads: int) -> Run:
 
 
 def compiled_for_streams(graph: Any, dtype: torch.dtype, threads: int, streams: int) -> Run:
-    """Return a function that runs a graph of `PIECE` images on the CPU, the pieces of a batch side by side.
+    """Return a function that runs a graph of `PIECE` images on the CPU, with the pieces of a batch in parallel.
 
-    A stream of OpenVINO can have wrong numbers for as long as it lives: two streams that make the same kernel at the
-    same time, the first time in a process, sometimes spoil it. So one stream of as many threads makes all kernels
-    before, and all streams have to give its numbers, bit for bit.
+    A stream of OpenVINO can give wrong numbers for as long as it lives: two streams that compile the same kernel at the
+    same time, for the first time in a process, sometimes corrupt it. So a single stream with as many threads compiles
+    all kernels first, and every stream must reproduce its numbers bit for bit.
 
     Raises:
-        PreparedModelError: They do not.
+        PreparedModelError: A stream gives other numbers.
     """
     import openvino
 
@@ -193,7 +193,7 @@ def compile_model(graph: Any, dtype: torch.dtype, threads: int, streams: int) ->
     """
     settings = {HINT: HINTS[dtype], "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": streams}
     if dtype == torch.bfloat16 and set(PARTITIONER) <= set(core().get_property("CPU", "SUPPORTED_PROPERTIES")):
-        settings |= PARTITIONER  # OpenVINO 2025.4 has none
+        settings |= PARTITIONER  # OpenVINO 2025.4 lacks this setting
     made = core().compile_model(graph, "CPU", settings)
     if (chosen := made.get_property(HINT).to_string()) != HINTS[dtype]:
         raise PreparedModelError(f"OpenVINO computes in {chosen} on this processor, not in {HINTS[dtype]}")
@@ -206,18 +206,18 @@ def arrays_of(outputs: Any) -> dict[str, np.ndarray]:
 
 
 def joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Return the outputs of a batch from those of its parts."""
+    """Concatenate the outputs of the parts of a batch."""
     return parts[0] if len(parts) == 1 else {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}
 
 
 def in_int8(model: Any, batches: Iterable[np.ndarray]) -> Any:
-    """Return a graph with products in int8, by the scheme of nncf for transformers."""
+    """Return a graph with int8 products, quantised by nncf's scheme for transformers."""
     nncf, inputs = import_nncf(), list(batches)
     return nncf.quantize(model, nncf.Dataset(inputs), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(inputs))
 
 
 def import_nncf() -> Any:
-    """Import nncf in the mode in which it does not report its use over the network."""
+    """Import nncf with its telemetry disabled."""
     os.environ.setdefault("NNCF_CI", "1")
     import nncf
 

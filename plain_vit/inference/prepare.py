@@ -21,37 +21,37 @@ def prepare_for_inference(
     batch_size: int = 8,
     engine: str = "torch",
 ) -> Model:
-    """Return a copy of a model for faster inference only; the model itself is unchanged.
+    """Return a copy of a model for inference only, which is faster; the model itself is unchanged.
 
-    The copy is in evaluation mode and has no gradients. Query, key and value projections are one layer, which includes
-    the scale of the query; LayerScale gains are folded into the layer before them; the last block computes only the
-    tokens that a class-token head reads. On a CPU with AVX-512 the weights are in oneDNN's fastest memory layout, with
-    the MLP's activation fused into the product (if the model is compiled, the compiler does both). On a GPU of NVIDIA,
-    the kernels of a pass are recorded for each of the first four shapes of `pixel_values`, and start as one from then
-    on (a CUDA graph), unless the model is compiled, anything else is given or asked for, or a hook is to run.
+    The copy is in evaluation mode and has no gradients. The query, key and value projections are fused into one layer,
+    with the scale of the query in its weights. LayerScale gains are folded into the layer before them. The last block
+    computes only the tokens that the head reads. On a CPU with AVX-512, the weights are in oneDNN's fastest memory
+    layout, and the MLP's activation is fused into the product (in a compiled model, the compiler does both). On an
+    NVIDIA GPU, the kernels of a pass are recorded as a CUDA graph for each of the first four shapes of `pixel_values`
+    and replayed afterwards, unless the model is compiled, has hooks, or the call has other inputs or options.
 
-    All this is done to modules that are as the config builds them. Another one, such as an adapter that is not merged,
-    stays as it is, with all that is computed together with it; so does one that a hook sees.
+    Only modules that are as the config builds them are changed. A different module, such as an unmerged adapter, or a
+    module with a hook stays as it is, and so does everything that would be fused with it.
 
     The copy can itself be copied, pickled and passed to other processes.
 
-    In float32 the logits differ by at most 1e-5 of the largest one; in bfloat16 by bfloat16's rounding. A CPU that has
-    no fast products of the dtype is warned of.
+    In float32 the logits differ by at most 1e-5 of the largest logit; in bfloat16 by bfloat16's rounding. A warning
+    tells if the CPU has no fast products of the dtype.
 
     Args:
-        model: A model on the device where it is to run. It may be of the code saved in its folder; the copy is of the
+        model: A model on the device where it will run. It may use the code saved in its folder; the copy uses the
             package's own class.
         dtype: Dtype of the copy (default: that of the model).
         compile: Also compile the copy, which takes minutes. Images of another size or number are compiled again.
         batch_size: Expected number of images per batch; others work too, possibly slower.
         engine: "torch"; or "openvino" or "onnx", which compute on the CPU and need the extra `plain-vit[engines]`. The
-            copy then has no weights, takes images of the model's size, and gives logits, or tokens and pooled features,
-            in float32. Its graph is run beside the model first.
+            copy then has no weights, takes images of the model's size, and returns logits, or tokens and pooled
+            features, in float32. Its graph is compared with the model first.
 
     Raises:
-        PreparedModelError: The model is not a plain ViT or is already prepared, or the engine cannot compute so; or its
-            code is that of its folder, and a module is not as the config builds it. The copy raises it on any attempt
-            to train, save, move or cast it.
+        PreparedModelError: The model is not a plain ViT or is already prepared, the engine does not support the
+            options, or the model uses the code of its folder and a module is not as the config builds it. The copy
+            raises it on any attempt to train, save, move or cast it.
         ExportError, VerificationError, MissingPackageError: As `to_checkpoint`, for an engine.
     """
     if engine != "torch":

@@ -1,4 +1,4 @@
-"""Copies of a model that compute the same with fewer operations, at the expense of training and saving."""
+"""Copies of a model that compute the same with fewer operations, but cannot be trained or saved."""
 
 import copy
 import inspect
@@ -29,7 +29,7 @@ FUSED_ACTIVATIONS = {"gelu": ("gelu", "none"), "gelu_pytorch_tanh": ("gelu", "ta
 
 
 def simplify(model: Model, *, dtype: torch.dtype | None = None) -> Model:
-    """Return a copy that computes the same with fewer operations, all of torch: what any engine may then compile.
+    """Return a copy that computes the same with fewer operations, all plain torch, so that any engine can compile it.
 
     Args:
         model: As for `prepare_for_inference`.
@@ -42,12 +42,12 @@ def simplify(model: Model, *, dtype: torch.dtype | None = None) -> Model:
 
 
 def simplified(model: Any, dtype: torch.dtype | None) -> tuple[Any, set[nn.Module]]:
-    """Return that copy, and those of its modules that are as the config builds them."""
+    """Return the copy of `simplify`, and the set of its modules that are as the config builds them."""
     refuse_prepared(model)
     copied = copy.deepcopy(model) if isinstance(model, PlainViTPreTrainedModel) else copy_of_travelled(model)
     simple: Any = copied.eval().requires_grad_(False)
     kind = prepared_kind(type(simple))
-    expected = built(kind, simple.config)  # from the first one of a class, transformers learns what it records
+    expected = built(kind, simple.config)  # the first model of a class tells transformers what to record
     expected.__class__ = type(simple)
     as_built = modules_as_built(simple, expected)
     is_as_built = as_built.issuperset(simple.modules())
@@ -63,7 +63,7 @@ def simplified(model: Any, dtype: torch.dtype | None) -> tuple[Any, set[nn.Modul
 
 
 def prepared_kind(kind: type) -> Any:
-    """Return a class of prepared models of a class."""
+    """Return the class of prepared models for a model class."""
     return type(kind.__name__, (Prepared, kind), {})
 
 
@@ -73,22 +73,22 @@ def built(kind: Any, config: PlainViTConfig) -> Any:
         return kind(config)
 
 
-# Modules whose code is known: what they compute together may be computed in another way
+# Modules whose code is known, so that their joint computation may be replaced
 
-RECORDED = ("output_attentions", "output_hidden_states")  # of which a user sees all tokens
+RECORDED = ("output_attentions", "output_hidden_states")  # which show all tokens to the user
 KNOWN = ("plain_vit", "torch", "transformers")  # packages
 
 
 def modules_as_built(model: nn.Module, expected: nn.Module, package: str | None = None) -> set[nn.Module]:
-    """Return the modules of a model that compute what those at their places in another one do, and nothing else.
+    """Return the modules of a model that compute exactly what their counterparts in the expected model compute.
 
-    Such a module has the same type, of a known package; it is at one place, whole, seen by no hook of a user, and has
-    the methods of its type.
+    Such a module has the same type, from a known package, and its type's methods. It occurs once in the model, is
+    complete, and has no hook of a user.
 
     Args:
         model: The model.
         expected: The model that its config builds.
-        package: Package whose types are also known, and stand for those of the expected model.
+        package: Another known package, whose types count as those of the expected model.
     """
     types = {name: type(module) for name, module in expected.named_modules()}
     named = list(model.named_modules(remove_duplicate=False))
@@ -109,7 +109,7 @@ def modules_as_built(model: nn.Module, expected: nn.Module, package: str | None 
 
 
 def modules_before_head(model: Any) -> list[nn.Module]:
-    """Return the modules that compute the tokens which a head reads, from the last block on."""
+    """Return the modules that compute the tokens for the head, from the last block on."""
     vit = getattr(model, "vit", model)
     parts = [*vit.layers[-1:], vit.layernorm, getattr(vit, "pooler", None)]
     return [vit, *(module for part in parts if part is not None for module in part.modules())]
@@ -125,7 +125,7 @@ def copy_of_travelled(model: Any) -> Any:
     """Return a copy, of the package's own class, of a model loaded with the code in its folder (`trust_remote_code`).
 
     Raises:
-        PreparedModelError: It is not a plain ViT.
+        PreparedModelError: The model is not a plain ViT.
     """
     kind = type(model)
     ours = getattr(modeling, kind.__name__, None) if kind.__name__ in modeling.__all__ else None
@@ -150,13 +150,13 @@ class Prepared:
     """Mixin of prepared models: they refuse training, saving and moving."""
 
     is_as_built = False  # every module was as the config builds it
-    num_tokens_read: int | None = None  # how many of the last block's first tokens the head reads; None for all
+    num_tokens_read: int | None = None  # number of the last block's leading tokens that the head reads; None for all
     graphs: CudaGraphs | None = None  # on a GPU
     compilation: dict[str, Any] | None = None  # arguments of `compile`, if it was called
-    is_unpacked = False  # a copy, which packs its weights when it is first called
+    is_unpacked = False  # True for a copy, which packs its weights on its first call
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Return what a copy or another process prepares the same model from."""
+        """Return what a copy or another process needs to rebuild the prepared model."""
         state = vars(without_recorders(cast(nn.Module, self), {}))
         state.pop("_compiled_call_impl", None)
         return restored, (type(self).__bases__[1], state["config"]), state
@@ -168,9 +168,9 @@ class Prepared:
             self.compile(**self.compilation)  # type: ignore[attr-defined]
 
     def pack_again(self) -> None:
-        """Pack the weights as before, if it is worth it here.
+        """Pack the weights again, if that is faster on this processor.
 
-        Not sooner: a process that was forked may compute with several threads only after it was told to use one.
+        This waits for the first call, so that a forked process can first be limited to one thread.
 
         Raises:
             PreparedModelError: This release of torch has no oneDNN.
@@ -199,7 +199,7 @@ class Prepared:
 
     @contextmanager
     def reading_few(self, options: Mapping[str, Any]) -> Iterator[None]:
-        """Let the last block compute only the tokens that the head reads, unless someone sees the others."""
+        """Let the last block compute only the tokens that the head reads, unless something else uses the others."""
         model = cast(Any, self)
         is_seen = any(options.get(name) or getattr(model.config, name) for name in RECORDED)
         if self.num_tokens_read is None or is_seen or any(map(has_user_hooks, modules_before_head(model))):
@@ -232,18 +232,18 @@ class Prepared:
 
 
 def restored(kind: type, config: PlainViTConfig) -> Any:
-    """Return an empty prepared model of a class, for `__setstate__`; what it records is known to transformers."""
+    """Return an empty prepared model of a class, for `__setstate__`, after telling transformers what it records."""
     prepared = prepared_kind(kind)
     built(prepared, config)
     return prepared.__new__(prepared)
 
 
 def without_recorders(module: nn.Module, copies: dict[nn.Module, nn.Module]) -> nn.Module:
-    """Return a copy that has the same tensors and no hooks of transformers: they cannot be pickled, and come back.
+    """Return a copy with the same tensors and without transformers' hooks, which cannot be pickled and are re-added.
 
     Args:
         module: The module.
-        copies: Those of modules that are in several places.
+        copies: Copies made so far, for modules that occur several times.
     """
     if module not in copies:
         copied = copies[module] = object.__new__(type(module))
@@ -269,7 +269,7 @@ LAST_LAYERS = {"attention": "o_proj", "mlp": "fc2"}
 
 
 def fold_gains(as_built: set[nn.Module]) -> None:
-    """Fold every LayerScale into the layer whose output it scales, if that is a dense layer.
+    """Fold every LayerScale into the layer whose output it scales, if that layer is dense.
 
     Args:
         as_built: The modules of a model that are as the config builds them.
@@ -292,7 +292,7 @@ def fold_gains(as_built: set[nn.Module]) -> None:
 
 
 def constant(weight: torch.Tensor) -> nn.Parameter:
-    """Return a weight that is not trained."""
+    """Return a weight that does not require gradients."""
     return nn.Parameter(weight, requires_grad=False)
 
 
@@ -300,12 +300,12 @@ def constant(weight: torch.Tensor) -> nn.Parameter:
 
 
 class JoinedAttention(PlainViTAttention):
-    """Self-attention with one layer for query, key and value, and the scale in the weights of the query."""
+    """Self-attention with fused query, key and value projections, and the scale in the query's weights."""
 
     def __init__(self, attention: PlainViTAttention):
         nn.Module.__init__(self)
         self.__dict__.update({name: value for name, value in vars(attention).items() if not name.startswith("_")})
-        self._forward_hooks.update(attention._forward_hooks)  # transformers', which record the weights
+        self._forward_hooks.update(attention._forward_hooks)  # transformers' own, which record attention weights
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         scales = [1.0, 1.0, 1.0]
         if attention.q_norm is None:  # (s x W + s b) k = s (x W + b) k
@@ -327,12 +327,12 @@ class JoinedAttention(PlainViTAttention):
 
 
 def bias_or_zeros(layer: nn.Linear) -> torch.Tensor:
-    """Return the bias of a layer; some keys have none beside a query that has one."""
+    """Return the bias of a layer, or zeros: in some models the query has a bias and the key has none."""
     return layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Return whether a layer is a dense layer with whole weights, without a hook, and with torch's `forward`."""
+    """Return whether a layer is a dense layer with complete weights, without hooks, and with torch's `forward`."""
     return (
         type(layer) is nn.Linear
         and type(layer.weight) in (nn.Parameter, torch.Tensor)
@@ -342,7 +342,7 @@ def is_plain(layer: nn.Module) -> bool:
 
 
 def join_projections(model: Any, as_built: set[nn.Module]) -> None:
-    """Join the projections of every attention except the last block's, which may need only one query.
+    """Fuse the projections of every attention except the last block's, which may need only one query.
 
     Args:
         model: The model.
@@ -359,7 +359,7 @@ def join_projections(model: Any, as_built: set[nn.Module]) -> None:
 
 
 def is_worth_packing(dtype: torch.dtype) -> bool:
-    """Return whether this processor computes faster with packed weights: one with AVX-512, and its bfloat16 part."""
+    """Return whether packed weights are faster on this processor: it has AVX-512, and its bfloat16 products."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512":  # measured with AVX2, where it is slower
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and has_products(dtype))
@@ -368,7 +368,7 @@ def is_worth_packing(dtype: torch.dtype) -> bool:
 class PackedLinear(nn.Module):
     """Dense layer with its weight in oneDNN's memory layout, and the activation after it.
 
-    Its copies, and those in other processes, compute with the plain weight until they are packed.
+    Copies, including those in other processes, use the plain weight until they are packed.
     """
 
     def __init__(self, layer: nn.Linear, rows: int):
@@ -380,7 +380,7 @@ class PackedLinear(nn.Module):
         self.pack()
 
     def pack(self) -> None:
-        """Lay out the weight for this processor, and for as many threads as torch uses now."""
+        """Lay out the weight for this processor and the number of threads that torch uses now."""
         if not self.weight.is_mkldnn:  # as in a shallow copy
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, self.rows)
 
@@ -393,11 +393,11 @@ class PackedLinear(nn.Module):
 
 
 def pack(model: Any, as_built: set[nn.Module], rows: int) -> None:
-    """Pack every dense layer, and fuse the activation of each MLP into its first layer, if that is faster here.
+    """Pack every dense layer, and fuse each MLP's activation into its first layer, if that is faster here.
 
     Args:
         model: The model.
-        as_built: Its modules that are as the config builds them; they call their layers, and do not read the weights.
+        as_built: Its modules that are as the config builds them; they call their layers and do not read the weights.
         rows: Expected number of rows of the inputs.
     """
     if not is_worth_packing(model.dtype):

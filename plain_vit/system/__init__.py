@@ -1,1 +1,1 @@
-"""What the machine has: optional packages, the environment that is recorded, and calls of the operating system."""
+"""The machine: optional packages, a description of the environment, and calls of the operating system."""

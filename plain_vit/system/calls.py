@@ -1,4 +1,4 @@
-"""Operating system calls, each measured to be needed: its docstring gives the gain."""
+"""Operating system calls; each docstring gives the gain."""
 
 import contextlib
 import ctypes
@@ -14,19 +14,19 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-# Of glibc's mallopt: how much free memory at the end of the heap goes back, and how large a block is mapped on its own,
-# which goes back when it is freed. Older releases take 32 MiB at most.
+# Options of glibc's mallopt: the free memory at the end of the heap, in bytes, from which it goes back to the system;
+# and the size from which a block is mapped on its own and goes back when freed. Older releases take at most 32 MiB.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MAPPED_FROM = (2**27, 2**25)
 
 
 def exchange_names(one: Path, other: Path) -> bool:
-    """Swap two names in one step, so that no reader ever finds the second one missing.
+    """Swap two names atomically, so that no reader ever finds the second one missing.
 
-    Two renames in a row leave a moment without it, in which a reader fails and a crash loses the name.
+    Between two separate renames, a reader would fail and a crash would lose the name.
 
     Returns:
-        Whether the system and the file system offer it; if not, nothing was changed.
+        Whether the system and the file system support it; if not, nothing was changed.
     """
     renameat2 = getattr(_c_library(), "renameat2", None)  # Linux
     if renameat2 is None:
@@ -64,13 +64,13 @@ def sync(path: Path) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Let this process use memory again that it has freed, instead of giving it back to the system.
+    """Let this process reuse memory that it has freed, instead of returning it to the system.
 
-    A training step on a CPU asks for the same large blocks as the step before it. Given back and asked for again, each
-    of their pages is filled with zeros anew. Blocks of 128 MiB and more still go back.
+    Each training step on a CPU allocates the same large blocks. If they were returned to the system, every page would
+    be zeroed again in each step. Blocks of 128 MiB and more are still returned.
 
     Returns:
-        Whether the C library can be set so: glibc can.
+        Whether the C library supports it: glibc does.
     """
     library = _c_library()
     if library is None or platform.libc_ver()[0] != "glibc":
@@ -80,17 +80,17 @@ def keep_freed_memory() -> bool:
 
 
 def start_fork_server(imported: Sequence[str], ignored: Sequence[signal.Signals]) -> bool:
-    """Start the process that later processes are forked from, in which no thread but its own has ever run.
+    """Start the server from which later processes are forked, which has never run any other thread.
 
-    A process that is forked from one that trains may hang for ever, if a thread of gloo, NCCL or CUDA holds a lock at
-    that moment; before Python 3.11.8 the interpreter's own is such a lock (python/cpython#112275).
+    A process forked from one that trains may hang forever if a thread of gloo, NCCL or CUDA holds a lock at that
+    moment; before Python 3.11.8, the interpreter itself has such a lock (python/cpython#112275).
 
     Args:
-        imported: Modules that it imports, once for all of them.
-        ignored: Signals that it ignores.
+        imported: Modules that the server imports once for all forked processes.
+        ignored: Signals that the server ignores.
 
     Returns:
-        Whether the system can have such a process.
+        Whether the system supports such a server.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return False
@@ -104,7 +104,7 @@ def start_fork_server(imported: Sequence[str], ignored: Sequence[signal.Signals]
 
 @contextmanager
 def handled_signals(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
-    """Inside this context signals are handled like this, where Python allows it: in the main thread."""
+    """Install these signal handlers inside this context, if Python allows it: in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         handlers = {}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -116,14 +116,14 @@ def handled_signals(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
 
 
 class HeldInterrupts:
-    """Holds back interrupts from the keyboard while a context manager begins and ends, so that both are whole.
+    """Defers keyboard interrupts while a context manager begins and ends, so that both complete.
 
-    One handler is in place all the time. Exchanged only for the end, it would come too late for an interrupt between
-    the end of the `with` block and that exchange. Python raises KeyboardInterrupt between any two instructions: at the
-    wrong one it would leave a lock or a staging folder.
+    The handler stays installed all the time. Installed only for the end, it would miss an interrupt between the end of
+    the `with` block and the installation. Python raises KeyboardInterrupt between any two instructions; at the wrong
+    one, it would leave a lock or a staging folder behind.
 
     Args:
-        guard: The code of the context manager that uses it; those of the same file around it count as well.
+        guard: The code of the context manager that uses it; context managers of the same file around it count as well.
     """
 
     def __init__(self, guard: CodeType) -> None:
@@ -131,21 +131,21 @@ class HeldInterrupts:
         self.before = signal.getsignal(signal.SIGINT)
         self.are_held = True
         self.came: list[FrameType | None] = []
-        # Interrupts of other threads, and interrupts without a handler in Python, go elsewhere.
+        # Interrupts in other threads, and interrupts without a Python handler, are not ours to defer.
         self.are_mine = threading.current_thread() is threading.main_thread() and callable(self.before)
 
     def take_over(self) -> None:
-        """Hold them back from here on."""
+        """Defer interrupts from here on."""
         if self.are_mine:
             signal.signal(signal.SIGINT, self._handle)
 
     def let_through(self) -> None:
-        """Let them through, the held ones first, until `are_held` is set again: by a plain assignment, no call."""
+        """Deliver deferred interrupts, and let others through until `are_held` is set again, by a plain assignment."""
         self.are_held = False
         self._deliver()
 
     def give_back(self) -> None:
-        """Restore the handler of before, and hand it what was held."""
+        """Restore the previous handler, and deliver a deferred interrupt to it."""
         if self.are_mine:
             signal.signal(signal.SIGINT, self.before)
         self._deliver()
@@ -157,7 +157,7 @@ class HeldInterrupts:
             self.before(number, frame)  # type: ignore[operator,misc]
 
     def _is_guard(self, frame: FrameType | None) -> bool:
-        """Return whether one came just before or after the `with` block, where raising it would skip the end."""
+        """Return whether an interrupt came just before or after the `with` block, where it would skip the end."""
         if frame is None or frame.f_code is self.guard:
             return frame is not None
         if frame.f_code.co_filename != contextlib.__file__:

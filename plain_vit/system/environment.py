@@ -17,7 +17,7 @@ PACKAGES = (
     "accelerate", "datasets", "peft", "matplotlib", "captum", "timm", "vit-pytorch",
 )  # fmt: skip
 
-# The functions that say whether oneDNN multiplies matrices of a dtype; it always multiplies float32.
+# The functions that tell whether oneDNN multiplies matrices of a dtype; it always multiplies float32.
 _PRODUCTS = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
 
 
@@ -41,7 +41,7 @@ def describe_environment() -> dict[str, str]:
 def has_products(dtype: torch.dtype) -> bool:
     """Return whether oneDNN multiplies matrices of a dtype on this processor.
 
-    Where it cannot, as bfloat16 with AVX2, torch has products of its own, many times slower than those of float32.
+    Otherwise, as for bfloat16 with AVX2, torch uses its own products, which are many times slower than float32.
     """
     if dtype not in _PRODUCTS or not torch.backends.mkldnn.is_available():  # without oneDNN it makes no difference
         return True
@@ -50,11 +50,11 @@ def has_products(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def has_slow_float32_products() -> bool:
-    """Return whether torch multiplies float32 matrices at half of what this processor can do, and oneDNN does not.
+    """Return whether torch's float32 products run at half of this processor's speed, while oneDNN's do not.
 
-    On AMD's Zen 5 (family 26), MKL is at 0.21 TFLOP/s on two cores and oneDNN at 0.45. On a Xeon they are level, with
-    MKL ahead in gradients; AMD's before, which compute AVX-512 in halves, were not measured in training. Where a system
-    does not name its processor in `/proc/cpuinfo`, the answer is no.
+    On AMD's Zen 5 (family 26), MKL reaches 0.21 TFLOP/s on two cores and oneDNN 0.45. On a Xeon they are equal, with
+    MKL ahead in gradients. Earlier AMD processors, which split AVX-512 in halves, were not measured in training. The
+    answer is False if `/proc/cpuinfo` does not name the processor.
     """
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return False
@@ -63,7 +63,7 @@ def has_slow_float32_products() -> bool:
 
 
 def warn_of_slow_products(dtype: torch.dtype) -> None:
-    """Warn, once in a process, that the CPU may compute in a dtype far slower than in float32."""
+    """Warn, once per process, if the CPU may compute in a dtype far slower than in float32."""
     if not has_products(dtype):
         name = str(dtype).removeprefix("torch.")
         logger.warning_once(
@@ -73,7 +73,7 @@ def warn_of_slow_products(dtype: torch.dtype) -> None:
 
 
 def version(package: str) -> str:
-    """Return the version of a package, or "not installed": as of this one, run from a checkout."""
+    """Return the version of a package, or "not installed", as for plain-vit run from a checkout."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -85,7 +85,7 @@ def _processor() -> str:
 
 
 def _described(key: str) -> str:
-    """Return what Linux says of the first processor under this key; empty if nothing."""
+    """Return the value of this key for the first processor in Linux's cpuinfo; empty if there is none."""
     described = Path("/proc/cpuinfo")
     lines = described.read_text(encoding="utf-8").splitlines() if described.is_file() else []
     values = (value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == key)

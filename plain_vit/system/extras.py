@@ -14,7 +14,7 @@ def needs(*packages: str, script: bool = False) -> Iterator[None]:
     """Context for importing optional packages; a failed import becomes an error that says what to install.
 
     Args:
-        packages: Requirements that provide everything imported in the block, such as "plain-vit[train]".
+        packages: Requirements that provide all imports of the block, such as "plain-vit[train]".
         script: Exit the program with just the message, for use in scripts.
 
     Raises:
