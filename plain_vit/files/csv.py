@@ -1,4 +1,4 @@
-"""CSV of untrusted texts, such as labels and file names: no cell acts on a terminal or in a spreadsheet."""
+"""CSV of untrusted texts, such as labels and file names: no cell can control a terminal or run in a spreadsheet."""
 
 import csv
 from collections.abc import Iterable
@@ -6,11 +6,11 @@ from io import StringIO
 
 from ..errors import printable
 
-FORMULA = ("=", "+", "-", "@")  # as which spreadsheets compute a cell
+FORMULA = ("=", "+", "-", "@")  # beginnings of cells that spreadsheets evaluate
 
 
 def csv_table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return a table as CSV: texts printable, and with an apostrophe before what a spreadsheet would compute."""
+    """Return a table as CSV, with printable texts and an apostrophe before whatever a spreadsheet would evaluate."""
     text = StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
     table.writerows(map(_cell, row) for row in (head, *rows))

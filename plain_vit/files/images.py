@@ -1,4 +1,4 @@
-"""Opening and decoding of image files with Pillow, in one place: their size, orientation and damage."""
+"""Opening and decoding image files with Pillow: limits on size, EXIF orientation, and damaged files."""
 
 import errno
 import struct
@@ -14,21 +14,21 @@ import PIL.ImageOps
 
 from ..errors import DataError
 
-# What says that an image cannot be read, if its file was opened and decoded within `decoding`.
+# The errors of an unreadable image, if it was opened and decoded within `decoding`.
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, PIL.Image.DecompressionBombError)
-MOST_PIXELS = 50_000_000  # of a photograph of today; decoded and in RGB they take 0.2 to 0.7 GB, by the format
-MOST_SIDE = 65_535  # pixels, which JPEG can have
-LACKING = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # of the computer, not of a file
+MOST_PIXELS = 50_000_000  # as many as current cameras have; decoded to RGB, 0.2 to 0.7 GB, depending on the format
+MOST_SIDE = 65_535  # pixels, the limit of JPEG
+LACKING = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # the computer's fault, not a file's
 
 
 @contextmanager
 def decoding() -> Iterator[None]:
-    """Raise one of `UNREADABLE` for whatever a decoder of Pillow raises: some raise any error for a damaged file.
+    """Convert any error of Pillow's decoders to one of `UNREADABLE`: a damaged file can raise any type of error.
 
-    Pillow's warnings are not shown: a damaged TIFF file has one for each of up to 65,535 tags.
+    Pillow's warnings are hidden: a damaged TIFF file can cause one for each of up to 65,535 tags.
 
     Raises:
-        MemoryError: The memory does not suffice, which says nothing about the file.
+        MemoryError: There is not enough memory, which says nothing about the file.
     """
     try:
         with warnings.catch_warnings():
@@ -47,11 +47,11 @@ def open_image(
 
     Args:
         source: A path, or a file.
-        formats: Pillow's names of the formats that it may have (default: any).
-        most_pixels: Its height times width at most; None if the caller decodes a larger one at a lower resolution.
+        formats: Allowed formats, by Pillow's names (default: any).
+        most_pixels: Maximum of height times width; None if the caller decodes larger images at a lower resolution.
 
     Raises:
-        OSError: It cannot be read; likewise the other errors in `UNREADABLE`, and a ValueError if it is too large.
+        OSError: The image cannot be read; also the other errors in `UNREADABLE`, and a ValueError if it is too large.
     """
     with decoding():
         opened = PIL.Image.open(source, formats=formats)
@@ -72,7 +72,7 @@ def reason(error: Exception) -> str:
         error: One of `UNREADABLE`.
 
     Raises:
-        OSError: The error is not the file's, such as of a full disk.
+        OSError: The file is not the cause, for example if the disk is full.
     """
     if isinstance(error, OSError) and error.errno in LACKING:
         raise error
@@ -80,7 +80,7 @@ def reason(error: Exception) -> str:
 
 
 def orientation(image: PIL.Image.Image) -> int:
-    """Return the EXIF orientation of an opened image: 1 to 8, from 5 on with exchanged sides; 1 if it is none."""
+    """Return the EXIF orientation of an opened image: 1 to 8, with height and width swapped from 5 on; 1 by default."""
     with decoding():
         turned = image.getexif().get(PIL.ExifTags.Base.Orientation, 1)
     return int(turned) if turned in range(1, 9) else 1

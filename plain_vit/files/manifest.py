@@ -1,4 +1,4 @@
-"""Manifest of a folder: the size and the hash of each of its files, so that damage is noticed."""
+"""Manifest of a folder: the size and the hash of each of its files, to detect damage."""
 
 import hashlib
 import json
@@ -14,13 +14,13 @@ def _hash_of(path: Path) -> str:
 
 
 def _manifest_text(files: dict[str, list[Any]]) -> str:
-    """Return the text of a manifest, which contains the hash of its own entries."""
+    """Return the text of a manifest, which includes a hash of its own entries."""
     listed = json.dumps(files, sort_keys=True)
     return json.dumps({"files": files, "sha256": hashlib.sha256(listed.encode()).hexdigest()}, sort_keys=True)
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the size and the SHA-256 of every file of a folder into a manifest in it."""
+    """Write a manifest into a folder, with the size and the SHA-256 of every file."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): [path.stat().st_size, _hash_of(path)] for path in paths}
     (folder / MANIFEST).write_text(_manifest_text(files), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""NumPy .npz archives: reading with checked headers and lazy arrays, and writing, with bfloat16 as JAX stores it."""
+"""NumPy .npz archives: reading with checked headers and lazy arrays, and writing; bfloat16 is stored as JAX does."""
 
 import math
 import zipfile
@@ -21,7 +21,7 @@ def open_npz(path: Path) -> LazyTensors:
     """Check the header of every array in an .npz and return the tensors without reading them.
 
     Args:
-        path: The file; arrays of Python objects are refused. Arrays of two-byte voids are bfloat16, as JAX stores it.
+        path: The file. Arrays of two-byte voids are bfloat16, as JAX stores it.
 
     Returns:
         The tensors by name, without `.npy`.
@@ -75,7 +75,7 @@ def _torch_dtype(dtype: np.dtype, where: str) -> torch.dtype:
     if dtype == BFLOAT16:
         return torch.bfloat16
     try:
-        if dtype.kind not in "biufc":  # arrays of arrays, records, strings or times are not numeric
+        if dtype.kind not in "biufc":  # subarrays, records, strings and times are not numeric
             raise TypeError(dtype)
         return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
     except TypeError:
@@ -101,7 +101,7 @@ def _read_npy(
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     array = np.ascontiguousarray(array.reshape(shape, order="F" if fortran else "C"))
-    tensor = torch.from_numpy(array).reshape(shape)  # numpy makes the contiguous copy of a scalar one-dimensional
+    tensor = torch.from_numpy(array).reshape(shape)  # numpy's contiguous copy of a scalar is one-dimensional
     return tensor.view(torch.bfloat16) if dtype == BFLOAT16 else tensor
 
 

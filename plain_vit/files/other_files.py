@@ -1,7 +1,7 @@
-"""Files and folders with weights that plain-vit does not read: what each is, and what helps.
+"""Files and folders with weights that plain-vit does not read: what each one is, and what to do.
 
-They are known by their first bytes, by their names where the bytes say little, and by the members of an archive; no
-more of them is read.
+They are recognised by their first bytes, by their names if the bytes say little, and by the members of an archive;
+nothing else in them is read.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import NamedTuple
 MADE_FROM = "give the checkpoint that it was made from"
 ELSEWHERE = "plain-vit opens no model of it. Give PyTorch or JAX (.npz) weights of the same model"
 AS_ARRAYS = "save its arrays as an .npz (numpy.savez), each under its path with slashes"
-# transformers 5 reads neither of the two; 4 wrote them beside a config.json that names the class.
+# transformers 5 reads neither format; version 4 wrote them next to a config.json that names the class.
 BEFORE_5 = (
     "Version 4 of transformers converts it, with {0} installed: CLASS.from_pretrained({{python}}, from_{1}=True)"
     ".save_pretrained('converted'), where CLASS is the class that config.json names"
@@ -28,9 +28,9 @@ class Other(NamedTuple):
     """A kind of file.
 
     Args:
-        name: Expression for its name.
-        start: Expression for its first bytes.
-        says: What it is and what to do; `{shell}` and `{python}` are its folder, quoted.
+        name: Regular expression for the file's name.
+        start: Regular expression for its first bytes.
+        says: What the file is and what to do; `{shell}` and `{python}` are its folder, quoted.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Other(NamedTuple):
     says: str
 
 
-# The first that fits is meant.
+# The first match counts.
 OTHERS = (
     Other(".*", rb"version https://git-lfs",
           "a Git LFS pointer, not the file itself: run `git lfs pull`, or download it again"),
@@ -61,7 +61,7 @@ OTHERS = (
     Other(".*", rb"\x08[\x01-\x20][\x12\x1a\x22\x3a]", f"an ONNX graph or a message like it: {MADE_FROM}"),
 )  # fmt: skip
 
-# Archives, by a member that only they have.
+# Archives, by a member that identifies them.
 ARCHIVES = (
     (r"(.*/)?model\.weights\.h5", f"an archive of Keras: {ELSEWHERE}"),
     (r"(.*/)?(models/.*\.json|serialized_exported_program\.(json|pt)|archive_format)",
@@ -73,7 +73,7 @@ DCP = (
     "is a pickle that can run code, join it into one file and give that: python -m "
     "torch.distributed.checkpoint.format_utils dcp_to_torch {shell} joined.pt"
 )
-# Folders, by a name in them.
+# Folders, by an entry that identifies them.
 FOLDERS = (
     (r"\.metadata|.*\.distcp", DCP),
     (r"zero_to_fp32\.py|.*zero_pp_rank_\d+_mp_rank_\d+_(optim|model)_states\.pt",
@@ -85,12 +85,12 @@ FOLDERS = (
     (r"_METADATA|manifest\.ocdbt|_CHECKPOINT_METADATA", f"an Orbax checkpoint: restore it, then {AS_ARRAYS}"),
     (r"saved_model\.pb|.*\.data-\d+-of-\d+", f"a model of TensorFlow: {ELSEWHERE}"),
 )  # fmt: skip
-# Names of files that are described one by one in a folder that holds nothing else.
+# Names of files that are described one by one if a folder holds nothing else.
 ALONE = re.compile(r".*\.(onnx|gguf|h5|hdf5|keras|msgpack|tflite|pte|engine|plan|trt|xml|pt2)", re.DOTALL)
 
 
 def described_file(path: Path, start: bytes) -> str | None:
-    """Return what a file is that plain-vit does not read, and what to do; None if that is not known.
+    """Describe a file that plain-vit does not read, and what to do; None if it is not recognised.
 
     Args:
         path: The file.
@@ -105,29 +105,29 @@ def described_file(path: Path, start: bytes) -> str | None:
 
 
 def is_part_of_dcp(path: Path) -> bool:
-    """Return whether a file has the name of a part of a checkpoint of torch.distributed.checkpoint."""
+    """Return whether a file is named like a part of a checkpoint of torch.distributed.checkpoint."""
     return path.suffix == ".distcp" or path.name == ".metadata"
 
 
 def is_exported(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a folder that was exported to an engine, with no checkpoint beside the graph."""
-    exported = os.path.isfile(Path(path, DESCRIPTION))  # False for a name that cannot be
+    """Return whether a path is a folder that was exported to an engine, without a checkpoint next to the graph."""
+    exported = os.path.isfile(Path(path, DESCRIPTION))  # False for an invalid name
     return exported and not any(any(Path(path).glob(names)) for names in ("*.safetensors", "pytorch_model*.bin"))
 
 
 def described_archive(members: Collection[str]) -> str | None:
-    """Return what a zip archive is that plain-vit does not read, and what to do; None if that is not known."""
+    """Describe a zip archive that plain-vit does not read, and what to do; None if it is not recognised."""
     return next(
         (says for member, says in ARCHIVES if any(re.fullmatch(member, name, re.DOTALL) for name in members)), None
     )
 
 
 def described_folder(folder: Path, names: Collection[str]) -> str | None:
-    """Return what a folder without a file of weights is, and what to do; None if that is not known.
+    """Describe a folder without a weights file, and what to do; None if it is not recognised.
 
     Args:
         folder: The folder.
-        names: The names in it.
+        names: The names of its entries.
     """
     for expression, says in FOLDERS:
         if any(re.fullmatch(expression, name, re.DOTALL) for name in names):

@@ -1,4 +1,4 @@
-"""Names of files, folders and repositories for pages that are shared: without the private folders of this machine."""
+"""Names of files, folders and repositories for shared pages, without the private folders of this machine."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ def public_name(place: str | os.PathLike[str]) -> str:
 
 
 def public_paths(paths: Sequence[str]) -> list[str]:
-    """Return absolute paths without the folder that all have in common; without one, only their last two names."""
+    """Return absolute paths without their common folder; if they have none, only their last two names."""
     folders = [os.path.dirname(path) for path in paths if os.path.isabs(path)]
     common = os.path.join(os.path.commonpath(folders), "") if folders else ""
 

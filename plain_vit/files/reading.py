@@ -51,7 +51,7 @@ LAYOUTS = (
     ("open_clip_pytorch_model", ".bin"),
 )
 OPEN_CLIP_CONFIG = "open_clip_config.json"
-# Settings of the image processor: since transformers 5 a processor of several kinds of input contains those of each.
+# Settings of the image processor: since transformers 5, a processor of several modalities contains those of each.
 PROCESSOR_CONFIG, IMAGE_PROCESSOR_CONFIG = "processor_config.json", "preprocessor_config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 COMPANIONS = [
@@ -86,14 +86,14 @@ LAYER_COUNTS = re.compile(r"(stem_)?depths?|(num_|n_)?(hidden_)?(layers|blocks)|
 LABEL_COUNTS = re.compile(r"num_(classes|labels)")
 LABEL_TABLES = ("id2label", "label2id", "label_names", "labels", "label_descriptions")
 MAX_COUNT, MAX_LAYERS, MAX_FIELDS = 1_000_000, 1000, 10_000
-MAX_LABELS = 50_000  # for a model without a head, whose configuration may keep the labels of another
+MAX_LABELS = 50_000  # for a model without a head, whose configuration may keep the labels of another model
 LAYER_NUMBER = re.compile(r"(?:^|[./_])(\d+)(?=[./]|$)")  # as in blocks.7.norm1 and encoder_layer_7/ln
 ATTENTION_CHOICES = ("_attn_implementation", "attn_implementation")
 
 # Entries of a training checkpoint that contain tensors but never a model.
 NOT_A_MODEL = re.compile(r"optim|sched|scaler|loss|callback|rng|loops|hyper_?param|hparam", re.IGNORECASE)
 
-# Modules that training code wraps around a model. The first four are removed in the middle of a name too.
+# Modules that training code wraps around a model; TRANSPARENT ones are also removed in the middle of a name.
 TRANSPARENT = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 WRAPPERS = (
     *TRANSPARENT,
@@ -101,7 +101,7 @@ WRAPPERS = (
     *("student", "student_encoder", "teacher", "teacher_encoder", "ema", "ema_model", "model_ema", "online_model"),
 )
 COUNTERS = ("n_averaged", "initted", "step")  # of torch's AveragedModel and of ema-pytorch
-# Modules that a training module (Lightning) has beside its model: losses, and metrics with their counts.
+# Modules that a Lightning module has besides its model: losses, and metrics with their counts.
 LOSSES_AND_METRICS = re.compile(
     r"((train|training|val|valid|validation|eval|test)_?)?(top_?\d+_?)?"
     r"(acc|accuracy|loss|losses|criterion|metrics?|f1|f1_?score|auroc|auc|confmat|confusion_matrix|precision|recall)"
@@ -125,7 +125,7 @@ class Checkpoint:
         tensors: The tensors by their names in the file. `.meta()` gives shapes and dtypes without reading.
         kind: `"safetensors"`, `"torch"` or `"npz"`.
         files: The files that contain the tensors.
-        config: Contents of the `config.json` in the folder, or of the `open_clip_config.json`; None for a single file.
+        config: Contents of the folder's `config.json` or `open_clip_config.json`; None for a single file.
         preprocessor_config: Settings of the image processor that `AutoImageProcessor` finds in the folder; None for a
             single file.
         has_adapter: Whether the folder has an adapter of peft, which transformers applies to the weights.
@@ -190,7 +190,7 @@ def read_checkpoint(
 
 
 def _download(repo_id: str, revision: str | None) -> Path:
-    """Download configuration and weights, the latter in the safest format that the repository has."""
+    """Download the configuration, and the weights in the safest format that the repository has."""
     try:
         for patterns in HUB_PATTERNS:
             folder = Path(
@@ -270,7 +270,7 @@ def _weights_of(folder: Path, notes: list[str]) -> str:
 
 
 def _no_weights(folder: Path, names: Sequence[str]) -> Exception:
-    """Return the error for a folder without a file of weights, as specific as the names in it allow."""
+    """Return the error for a folder without a weights file, as specific as the names in it allow."""
     if (described := described_folder(folder, names)) is not None:
         return CheckpointError(f"{folder} is {described}")
     for name in filter(ALONE.fullmatch, names):
@@ -286,14 +286,14 @@ def _no_weights(folder: Path, names: Sequence[str]) -> Exception:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Return whether a folder has weights in a known layout, or in one that its error explains."""
+    """Return whether a folder has weights in a known layout, or in a layout that a specific error explains."""
     names = [entry.name for entry in folder.iterdir()]
     layouts = {f"{stem}{suffix}{end}" for stem, suffix in LAYOUTS for end in ("", ".index.json")}
     return not layouts.isdisjoint(names) or described_folder(folder, names) is not None
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder; refuse a link that leads out of it."""
+    """Return the path of a file in a folder; refuse a link that leads out of the folder."""
     path = folder / name
     real = Path(os.path.realpath(path))  # pathlib's own raises for a link to itself
     homes = [folder]
@@ -317,7 +317,7 @@ def image_processor_config(folder: Path) -> dict[str, Any] | None:
     """Return the settings of a folder's image processor, from the file that transformers prefers; None without one.
 
     Raises:
-        CheckpointError: They are no object.
+        CheckpointError: The settings are not a JSON object.
     """
     nested = (_read_json(folder, PROCESSOR_CONFIG) or {}).get("image_processor")
     if nested is None:
@@ -575,7 +575,7 @@ def check_layer_numbers(names: Collection[str], source: str) -> None:
     """Refuse a layer number higher than any model has, since that many layers would be built.
 
     Raises:
-        UnsafeFileError: gives the name.
+        UnsafeFileError: A number is too high; the message names the tensor.
     """
     for name in names:
         for number in LAYER_NUMBER.findall(name):
@@ -587,9 +587,9 @@ def check_layer_numbers(names: Collection[str], source: str) -> None:
 
 
 def losses_and_metrics(tensors: LazyTensors) -> list[str]:
-    """Return the names of tensors of losses and metrics beside a model, which no output of it can depend on.
+    """Return the names of the tensors of losses and metrics next to a model, which do not affect its outputs.
 
-    A matrix of floating point numbers is not among them: a loss with learned classes (ArcFace) contains the classifier.
+    Floating point matrices are excluded: a loss with learned classes (ArcFace) contains the classifier.
     """
     return [
         name

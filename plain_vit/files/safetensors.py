@@ -49,7 +49,7 @@ DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-Place = tuple[IO[bytes], int]  # of a tensor: its file, and its offset there
+Place = tuple[IO[bytes], int]  # file of a tensor, and offset in it
 
 
 def open_safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
@@ -152,7 +152,7 @@ def save_state_dict(
     max_shard_size: int | str | None = None,
     progress: bool = True,
 ) -> list[Path]:
-    """Write tensors as safetensors, each while the next is computed, and sync them to disk.
+    """Write tensors as safetensors, each while the next one is computed, and sync them to disk.
 
     Args:
         tensors: The tensors by name, or pairs of name and tensor in any order, which are consumed one at a time.
@@ -245,12 +245,12 @@ def _announced(
 
 
 def _write_in_turn(pairs: Iterable[tuple[str, torch.Tensor]], places: Mapping[str, Place], bar: tqdm) -> None:
-    """Write each tensor to its place while the next is computed; at most two are in memory."""
+    """Write each tensor to its place while the next one is computed; at most two are in memory."""
     with ThreadPoolExecutor(1) as writer:
         written_before = writer.submit(lambda: None)
         for name, tensor in pairs:
             written_before.result()
-            # In a list, which the writer empties: a submitted call keeps its arguments a little longer than its result.
+            # A list that the writer empties, because a submitted call keeps its arguments even after its result.
             written_before = writer.submit(_write_tensor, [tensor], *places[name], bar)
             del tensor
         written_before.result()
@@ -281,8 +281,8 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _write_header(file: IO[bytes], like: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> dict[str, Place]:
-    """Write a safetensors header, give the file its full size, and return the place of each tensor."""
-    order = sorted(like, key=lambda name: (-like[name].dtype.itemsize, name))  # aligns every tensor to its items
+    """Write a safetensors header, set the file to its full size, and return the place of each tensor."""
+    order = sorted(like, key=lambda name: (-like[name].dtype.itemsize, name))  # aligns every tensor to its item size
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     starts, position = {}, 0
     for name in order:

@@ -25,16 +25,16 @@ from ..system.calls import HeldInterrupts, exchange_names, sync
 from .marks import TRAVELLING, is_untouched
 
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-CODE = re.compile(r"(?:os error |\[Errno )(\d+)")  # in the text of errors of safetensors and shutil
-TORCH_WRITER = re.compile(r"PytorchStreamWriter|inline_container\.cc.*unexpected pos")  # torch.save to a path, failed
+CODE = re.compile(r"(?:os error |\[Errno )(\d+)")  # in the messages of safetensors and shutil
+TORCH_WRITER = re.compile(r"PytorchStreamWriter|inline_container\.cc.*unexpected pos")  # a failed torch.save to a path
 MODEL_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.npz", "config.json")
 
-# Only the owner of the lock creates or removes these, so fixed names are enough, and identify what a crash left.
+# Only the owner of the lock creates or removes these, so fixed names suffice, and identify what a crash left behind.
 LOCK, NEW, OLD = "lock", "new", "old"
-STAGED = ".plain-vit-"  # begins their names
+STAGED = ".plain-vit-"  # prefix of their names
 
 
-# Files that plain-vit writes into a folder, whose config.json then has its model type.
+# Files that plain-vit writes into a folder, if the folder's config.json has its model type.
 WRITTEN = re.compile(
     r"config\.json|preprocessor_config\.json|README\.md|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
 )
@@ -56,14 +56,15 @@ def staged_folder(
         force: Replace the whole folder if it contains a model. A folder with only files written by plain-vit is
             deleted; with any other file, it is kept next to the target under another name, with a warning.
         sources: Inputs of the output (files and folders), which must not be the target, inside it or a parent of it.
-        keep: Whether such a folder is kept; False for a folder of a run, in which only the run writes.
+        keep: Keep a folder with other files; False for a run's own folder, in which nobody else writes.
 
     Yields:
         The staging folder, next to the target.
 
     Raises:
         OutputExistsError: The target is not empty, and `force` was not given or it contains no model.
-        OutputError: The target is a file, a link or a source, is being written, or cannot be written; the disk is full.
+        OutputError: The target is a file, a link or a source, is being written by another process, or cannot be
+            written, for example because the disk is full.
     """
     place = _place(target, sources)
     with _only_writer(place):
@@ -99,7 +100,8 @@ def staged_file(
 
     Raises:
         OutputExistsError: The target exists and `force` was not given.
-        OutputError: The target is a folder, a link or a source, is being written, or cannot be written.
+        OutputError: The target is a folder, a link or a source, is being written by another process, or cannot be
+            written.
     """
     place = _place(target, sources)
     with _only_writer(place):
@@ -160,7 +162,7 @@ def _check_folder(place: Path, force: bool) -> None:
 
 
 def hold_folder(folder: Path) -> filelock.BaseFileLock:
-    """Hold an existing folder until `release_folder`, or the end of this process, however it ends.
+    """Lock an existing folder until `release_folder`, or until this process ends in any way.
 
     Raises:
         OutputError: Another process holds it.
@@ -177,13 +179,13 @@ def hold_folder(folder: Path) -> filelock.BaseFileLock:
 
 
 def release_folder(lock: filelock.BaseFileLock) -> None:
-    """Release a folder, and remove the file of its lock."""
+    """Release a folder, and remove its lock file."""
     Path(lock.lock_file).unlink(missing_ok=True)
     lock.release(force=True)
 
 
 def is_vacant(folder: Path) -> bool:
-    """Return whether a path is free, or a folder with nothing but what a killed writer of a file left in it."""
+    """Return whether a path is free, or a folder that is empty except for the remains of a killed writer."""
     if not folder.is_dir():
         return not os.path.lexists(folder)
     return all(name.startswith((_staged(LOCK), _staged(NEW))) for name in os.listdir(folder))
@@ -196,7 +198,7 @@ def foreign_names(folder: Path, replacement: Path | None = None) -> list[str]:
 
     Args:
         folder: The folder, which may be missing.
-        replacement: The folder that replaces it; files identical in both are not lost, hence not foreign.
+        replacement: The folder that replaces it; files identical in both are not lost and so not foreign.
     """
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     foreign = [
@@ -294,7 +296,7 @@ def _only_writer(place: Path) -> Iterator[None]:
 
 
 def full_disk(place: Path, error: BaseException) -> OutputError | None:
-    """Return the error of a full disk for what any library raised while it wrote, or None if it is another one."""
+    """Return an OutputError if a library's error came from a full disk, or None if it has another cause."""
     reason = next(filter(None, map(_refusal_of_the_disk, _chain(error))), None)
     if reason is None:
         return None
@@ -304,7 +306,7 @@ def full_disk(place: Path, error: BaseException) -> OutputError | None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, those in its group, and those during whose handling it was raised."""
+    """Yield an error, the errors in its group, and the errors in its causes and contexts."""
     while error is not None:
         yield error
         for each in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
@@ -313,7 +315,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _refusal_of_the_disk(error: BaseException) -> str | None:
-    """Return what a disk that takes no more said, or None if the error has another cause."""
+    """Return the message of a full disk or an exceeded quota, or None if the error has another cause."""
     if isinstance(error, RuntimeError) and TORCH_WRITER.search(str(error)):
         return "torch's writer failed and does not say why, as it does on a full disk and beyond a quota"
     code = error.errno if isinstance(error, OSError) else None
@@ -326,7 +328,7 @@ GUARD = _only_writer.__wrapped__.__code__  # type: ignore[attr-defined]
 
 
 def _clear(place: Path) -> None:
-    """Remove staging and replaced versions; restore a target that was moved away but not replaced."""
+    """Remove staged and replaced versions; restore a target that was moved away but not replaced."""
     new, old = _next_to(place, NEW), _next_to(place, OLD)
     if old.exists() and not place.exists():
         old.rename(place)

@@ -2,8 +2,8 @@
 
 Opening reads and checks headers only: names, shapes, dtypes and offsets. Nothing that a header declares is allocated
 before it has been compared with the size of the file, no code in a file is run, and each tensor is read on access, into
-newly allocated memory; a file changed in the meantime is detected. `LazyTensors.mapped` maps files instead, if their
-writers replace them: torch.save overwrites its own.
+newly allocated memory; a file changed in the meantime is detected. `LazyTensors.mapped` maps files instead, if writers
+replace them with new files; torch.save overwrites files in place.
 """
 
 import math
@@ -22,23 +22,23 @@ from ..errors import CheckpointError, UnsafeFileError, shortened
 # Far above the needs of any Vision Transformer, and far below what exhausts the memory when a header is parsed.
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_TENSORS = 50_000
-LONGEST_NAME = 1000  # characters of a tensor's name, which is copied and matched many times; real ones have up to 100
+LONGEST_NAME = 1000  # characters of a tensor's name, which is copied and matched many times; real names have up to 100
 CHUNK_BYTES = 16 * 2**20
 HUGE_PAGE = 2 * 2**20
 
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A tensor's shape and dtype, and the function that reads or computes it, afresh at each call.
+    """A tensor's shape and dtype, and the function that reads or computes it anew in each call.
 
     Args:
         shape: Shape of the tensor.
         dtype: Dtype of the tensor.
-        read: Returns it in newly allocated memory.
-        map: Returns it as a private mapping of its file, which takes no memory until it is changed; None if it cannot
-            be mapped.
-        is_overwritten: Whether writers of its file overwrite it, rather than replace it by another. A tensor that is
-            mapped then changes with the file; where the file gets shorter, the process is killed.
+        read: Returns the tensor in newly allocated memory.
+        map: Returns the tensor as a private mapping of its file, which takes no memory until it is changed; None if it
+            cannot be mapped.
+        is_overwritten: Whether writers overwrite the file in place instead of replacing it. A mapped tensor then
+            changes with the file, and the process is killed if the file becomes shorter.
     """
 
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class LazyTensor:
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):
-    """Tensors by name that are read on access and not cached.
+    """Tensors by name, read on each access and not cached.
 
     Args:
         entries: The lazy tensor of each name.
@@ -79,7 +79,7 @@ class LazyTensors(Mapping[str, torch.Tensor]):
         """Return the same tensors, mapped from their files where possible.
 
         Args:
-            overwritten: Also from files that writers overwrite.
+            overwritten: Also map files that writers overwrite in place.
         """
 
         def mapping(entry: LazyTensor) -> LazyTensor:
@@ -89,7 +89,7 @@ class LazyTensors(Mapping[str, torch.Tensor]):
         return LazyTensors({name: mapping(entry) for name, entry in self.entries.items()})
 
     def in_dtype(self, dtype: torch.dtype) -> "LazyTensors":
-        """Return the same tensors, those of other floating-point dtypes converted as they are read."""
+        """Return the same tensors, with floating-point tensors converted to the dtype as they are read."""
 
         def converting(entry: LazyTensor) -> LazyTensor:
             if entry.dtype == dtype or not entry.dtype.is_floating_point:
@@ -113,7 +113,7 @@ class LazyTensors(Mapping[str, torch.Tensor]):
 
 
 class UnchangedFile:
-    """A file that must not change after its header was checked, until its tensors have been read."""
+    """A file that must not change between the check of its header and the reading of its tensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -166,7 +166,7 @@ def _uninitialized(nbytes: int) -> torch.Tensor:
     """Return uninitialized memory, (nbytes,) of uint8."""
     if nbytes < HUGE_PAGE or not hasattr(mmap, "MAP_ANONYMOUS"):  # Windows
         return torch.empty(nbytes, dtype=torch.uint8)
-    # Separate pages are returned to the system at once; malloc was measured to retain five freed tensors.
+    # Separate pages are returned to the system at once; malloc retained five freed tensors in a measurement.
     pages = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -torch.frombuffer(pages, dtype=torch.uint8).data_ptr() % HUGE_PAGE
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux: a third of the CPU time, if the kernel supports it
@@ -176,7 +176,7 @@ def _uninitialized(nbytes: int) -> torch.Tensor:
 
 
 def check_name(path: Path, name: str) -> None:
-    """Refuse a name of a tensor that is longer than any model's."""
+    """Refuse a tensor name that is longer than in any model."""
     if len(name) > LONGEST_NAME:
         raise UnsafeFileError(
             f"{path} has a tensor with a name of {len(name):,} characters, {shortened(repr(name))}; expected at most "

@@ -17,14 +17,14 @@ def read_small_file(path: Path) -> bytes:
     """Read a file that describes a model, such as its configuration or label names.
 
     Raises:
-        CheckpointError: It is missing, or a folder, or a device or pipe, which may never end.
-        UnsafeFileError: It is far larger than any such file.
+        CheckpointError: The file is missing, or is a folder, a device or a pipe, which may never end.
+        UnsafeFileError: The file is far larger than any such file.
     """
     try:
         if not path.is_file():
             raise CheckpointError(f"{path} is missing or not a regular file: expected a text file.")
         with path.open("rb") as file:
-            content = file.read(MAX_HEADER_BYTES + 1)  # not by its size, which is 0 for files in /proc
+            content = file.read(MAX_HEADER_BYTES + 1)  # the stated size is 0 for files in /proc
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     if len(content) > MAX_HEADER_BYTES:
@@ -36,7 +36,7 @@ def plain_text(content: bytes) -> str:
     """Decode a plain text.
 
     Raises:
-        CheckpointError: It is not UTF-8, or contains control characters.
+        CheckpointError: The text is not UTF-8, or contains control characters.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -59,9 +59,9 @@ def parse_json(text: bytes, what: str, kinds: tuple[type, ...] = (dict,)) -> Any
         The parsed value.
 
     Raises:
-        CheckpointError: It is not UTF-8 or not JSON, has an unpaired surrogate, another type at the top level, or a
-            duplicate key.
-        UnsafeFileError: It has so many elements that parsing would take many times its size.
+        CheckpointError: The text is not UTF-8 or not JSON, or has an unpaired surrogate, another type at the top level
+            or a duplicate key.
+        UnsafeFileError: The text has so many elements that parsing would take many times its size in memory.
     """
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def parse_json(text: bytes, what: str, kinds: tuple[type, ...] = (dict,)) -> Any
         ValueError,
         RecursionError,
     ) as error:  # ValueError: not UTF-8, not JSON, or a number with thousands of digits
-        reason = str(error).partition(";")[0]  # after it, how to have Python read such a number
+        reason = str(error).partition(";")[0]  # the rest tells how to make Python read such a number
         raise CheckpointError(f"{what} is not JSON ({reason}): it is truncated or damaged.") from None
     if not isinstance(parsed, kinds):
         expected = " or ".join("object" if kind is dict else kind.__name__ for kind in kinds)

@@ -18,7 +18,7 @@ from .tensors import MAX_HEADER_BYTES, LazyTensor, LazyTensors, UnchangedFile, c
 from .zip_archives import data_start, opened_member, zip_members
 
 RELEASE = torch.torch_version.TorchVersion(torch.__version__)
-HAS_OFFSETS = RELEASE >= (2, 11)  # type: ignore[operator]  # torch.load gives the offsets of tensors
+HAS_OFFSETS = RELEASE >= (2, 11)  # type: ignore[operator]  # torch.load records the offsets of tensors
 MAX_PICKLE_OPCODES = 1_000_000  # about forty per tensor
 
 # The names that torch.save writes for tensors. Others that torch accepts can allocate any amount of memory (bytearray,
@@ -57,17 +57,17 @@ IGNORED_GLOBALS = {
     "pathlib._local WindowsPath",
 }
 
-# Keeps the tensors of whatever a pickle holds, by the same keys; `{}` is what loads it.
+# Keeps only the tensors of any pickle, under the same keys; `{}` stands for the code that loads it.
 KEEP_TENSORS = (
     "import pickle, torch; t = lambda x: t(x.state_dict()) if hasattr(x, 'state_dict') else {{k: t(v) for k, v in "
     "x.items() if isinstance(v, dict) or hasattr(v, 'shape') or hasattr(v, 'state_dict')}} if isinstance(x, dict) "
     "else torch.as_tensor(x); torch.save(t({}), 'tensors.pt')"
 )
-LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the number with which files older than torch 1.6 begin
+LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number of files older than torch 1.6
 
 
 def _tensors_alone(path: Path) -> str:
-    """Return the remedy for a pickle that plain-vit does not load, for an owner of the file alone."""
+    """Return the remedy for a pickle that plain-vit does not load, only for users who trust the file."""
     with path.open("rb") as file:
         start = file.read(64)
     by_torch = start.startswith(b"PK") or LEGACY_MAGIC in start
@@ -82,8 +82,8 @@ def _tensors_alone(path: Path) -> str:
     )
 
 
-# The records that torch.save writes beside the pickle and the bytes of tensors, with their values and what these are.
-# torch computes with some before it checks them: an alignment of 0 would end the process.
+# The records that torch.save writes besides the pickle and the bytes of tensors, with allowed values and a description.
+# torch uses some of them before it checks them: an alignment of 0 would crash the process.
 RECORDS = {
     "byteorder": (rb"little", "the byte order 'little'"),
     "version": (rb"\d{1,2}\n?", "a version such as 3"),
@@ -108,11 +108,11 @@ class _Ignored:
 
 
 class TorchFile:
-    """A file of `torch.save`, unpickled as tensors only, whose bytes are not read yet.
+    """A file of `torch.save`, unpickled as tensors only, without reading their bytes.
 
     Args:
         path: The file, either an archive (torch 1.6 and later) or the older single stream.
-        is_overwritten: Whether someone may overwrite it, as torch.save does.
+        is_overwritten: Whether writers may overwrite the file in place, as torch.save does.
 
     Raises:
         CheckpointError: The file is damaged, or uses a pickle protocol other than the default of torch.save.
@@ -198,7 +198,7 @@ class TorchFile:
             pickles = io.BytesIO(opened.read(MAX_HEADER_BYTES))
         # The magic number, the protocol version, the system information, the object, and the order of the storages.
         _, _, _, (keys, _), (_, listed) = [_check_pickle(pickles, self._file.path) for _ in range(5)]
-        if not set(keys) <= set(listed):  # torch would leave the others uninitialized
+        if not set(keys) <= set(listed):  # torch would leave unlisted storages uninitialized
             raise CheckpointError(f"{self._file.path} has tensors without bytes: the file is damaged.")
         return {}
 
@@ -231,7 +231,7 @@ class TorchFile:
 
         Raises:
             CheckpointError: A tensor is outside the bytes stored for it.
-            UnsafeFileError: The tensors are views that would take far more memory than the file.
+            UnsafeFileError: The tensors are views that would take far more memory than the file has bytes.
         """
         lazy = LazyTensors({name: self._entry(name, tensor) for name, tensor in tensors.items()})
         if lazy.nbytes > 4 * self._file.size + 2**20:  # tied weights are stored once
@@ -243,7 +243,7 @@ class TorchFile:
     def _entry(self, name: str, tensor: torch.Tensor) -> LazyTensor:
         check_name(self._file.path, name)
         where = f"{self._file.path}: tensor {name!r}"
-        tensor = torch.detach(tensor)  # without attributes that a pickle may have set on it
+        tensor = torch.detach(tensor)  # drops attributes that a pickle may have set
         if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
             raise CheckpointError(
                 f"{where} is not an ordinary dense tensor: save it with .to_dense() or .resolve_neg()."
@@ -261,7 +261,7 @@ class TorchFile:
             )
         if start + span > storage.nbytes():
             raise CheckpointError(f"{where} extends beyond its {storage.nbytes()} bytes: the file is damaged.")
-        if storage.device.type != "meta":  # it was read with the pickle
+        if storage.device.type != "meta":  # already read with the pickle
             return LazyTensor(shape, dtype, tensor.clone)
         offset = getattr(storage, "_checkpoint_offset", -1)  # set by torch.load on storages on the meta device
         if self._records.get(offset) != storage.nbytes():
@@ -354,7 +354,7 @@ def save_torch(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
 
 
 class _WatchedFile:
-    """A file that stores the cause of a failed write, which torch's own error omits."""
+    """A file that records the cause of a failed write, which torch's own error omits."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file

@@ -39,7 +39,7 @@ def zip_members(path: Path) -> dict[str, zipfile.ZipInfo]:
                 infos = archive.infolist()
     except CheckpointError:
         raise
-    except NotImplementedError as error:  # by zipfile, for a member that requires a later version of the zip format
+    except NotImplementedError as error:  # from zipfile, for a member that requires a later version of the zip format
         raise CheckpointError(f"{path} is an archive that cannot be unpacked here ({error}): save it again.") from None
     except (zipfile.BadZipFile, struct.error, ValueError, OSError) as error:
         raise CheckpointError(f"{path} is a damaged archive ({error}): download or copy it again.") from None
@@ -94,7 +94,7 @@ def _check_zip_directory(path: Path, file: IO[bytes], size: int) -> None:
 
 @contextmanager
 def opened_member(file: UnchangedFile, info: zipfile.ZipInfo, where: str) -> Iterator[IO[bytes]]:
-    """Open an archive's member without listing the archive again; errors while reading it are converted too."""
+    """Open a member of an archive without listing the archive again; errors while reading it are converted too."""
     try:
         with file.open() as opened:
             opened.seek(data_start(opened, info, file.path))
