@@ -53,13 +53,13 @@ TRANSFORMERS_KEYWORDS = {
     "experts_implementation", "fusion_config", "model_type", "name_or_path", "num_labels", "out_features",
     "out_indices", "output_attentions", "quantization_config", "torch_dtype", "use_cache",
 }  # fmt: skip
-# Additional keywords that transformers passes to `from_dict`, and those that only an Auto class passes.
+# Additional keywords that transformers passes to `from_dict`, and keywords that only an Auto class passes.
 LOADING_KEYWORDS = {"_from_auto", "_from_pipeline", "dtype", "gguf_file", "return_unused_kwargs"}
 AUTO_KEYWORDS = {"_from_auto", "name_or_path"}
 
 
 class TravellingCode:
-    """Mixin that saves the code of this package with every model, including those of subclasses.
+    """Mixin that saves the code of this package with every model, including models of subclasses.
 
     The code of a subclass is saved if it was registered with `register_for_auto_class`, as for stock classes; otherwise
     the folder names the plain-vit class it derives from and contains that code. The same applies to classes that torch

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 SHOWN = 40  # faults or candidates printed in one message; the attributes contain all of them
 LONGEST_LINE = 4000  # characters
-LONGEST_NAME = 300  # of one name of a file, such as that of a tensor
+LONGEST_NAME = 300  # characters of a name from a file, such as a tensor's
 MOST_LINES = 400
 CONDITIONS = {"image_size": "if patches do not overlap"}  # under which the candidates of an argument fit
 

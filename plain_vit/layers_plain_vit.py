@@ -26,7 +26,7 @@ NORMS: dict[str, Callable[..., nn.Module]] = {
     "layer_norm_without_bias": partial(nn.LayerNorm, bias=False),
     "rms_norm": nn.RMSNorm,
 }
-PATCH_NORMS = NORMS | {"layer_norm_without_bias": nn.LayerNorm}  # beside the patch projection
+PATCH_NORMS = NORMS | {"layer_norm_without_bias": nn.LayerNorm}  # next to the patch projection
 
 
 def norm_or_identity(

@@ -329,7 +329,7 @@ def tokens_of(
         spatial_shapes: Patch grid (down, across) of each image, of shape (images, 2).
 
     Raises:
-        ValueError: The inputs contradict each other or the model; the message says what was expected.
+        ValueError: The inputs contradict each other or do not fit the model; the message says what was expected.
     """
     shape, channels = tuple(pixel_values.shape), config.num_channels
     if spatial_shapes is None:

@@ -28,7 +28,7 @@ def decoding() -> Iterator[None]:
     Pillow's warnings are hidden: a damaged TIFF file can cause one for each of up to 65,535 tags.
 
     Raises:
-        MemoryError: There is not enough memory, which says nothing about the file.
+        MemoryError: There is not enough memory; the file may be intact.
     """
     try:
         with warnings.catch_warnings():

@@ -196,7 +196,7 @@ def in_threads(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -
     if count == 1 or len(items) < 2:
         return [function(items)]
     PIL.Image.preinit()
-    PIL.Image.init()  # a thread could miss a format that another one is just registering
+    PIL.Image.init()  # a thread could miss a format that another thread is registering
     size = -(-len(items) // (count * PIECES))
     pool = ThreadPoolExecutor(count, THREADS, torch.set_num_threads, (1,))
     try:

@@ -19,7 +19,7 @@ WARM_UP = 3  # passes before recording, in which libraries choose their kernels
 
 
 class Recording(NamedTuple):
-    """A recorded pass, the tensor that it reads, and what it writes."""
+    """A recorded pass, its input tensor and its outputs."""
 
     graph: torch.cuda.CUDAGraph
     inputs: torch.Tensor

@@ -33,7 +33,7 @@ class Engine(ABC):
     def load(self, folder: Path, *, dtype: torch.dtype = torch.float32, expected: Sequence[int] | None = None) -> Run:
         """Return a function from pixels to the outputs of the stored graph, with as many threads as torch uses now.
 
-        It is thread-safe.
+        The function is thread-safe.
 
         Args:
             folder: The exported folder.
@@ -49,5 +49,5 @@ class Engine(ABC):
         """Return the installed release of the engine."""
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings with which the graph was run, for the record."""
+        """Return the settings with which the graph was run."""
         return {}

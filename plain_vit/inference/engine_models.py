@@ -244,7 +244,7 @@ def opened_again(files: Files) -> tuple[Files, int, Run]:
 
 
 def open_with_processor(path: str | os.PathLike[str], **options: Any) -> tuple[Any, PlainViTImageProcessor]:
-    """Open an exported folder and the image processor beside the graph.
+    """Open an exported folder, and the image processor next to the graph.
 
     Args:
         path: The folder.

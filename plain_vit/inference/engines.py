@@ -122,14 +122,14 @@ def to_engine(
     force: bool = False,
     sources: Iterable[str | os.PathLike[str]] = (),
 ) -> EngineExport:
-    """Write the graph of a model for an engine, run it beside the model, and refuse it if an output differs.
+    """Write the graph of a model for an engine, compare it with the model, and refuse it if an output differs.
 
     Args:
         model: A `PlainViTForImageClassification` or a `PlainViTModel`.
         path: A new folder.
         engine: One of `ENGINES`, "onnx" or "openvino"; its packages must be installed.
         options: Precision, sizes, images for int8, tolerance (default: float32, the model's size).
-        image_processor: The processor to write beside the graph.
+        image_processor: The processor to write next to the graph.
         force: Replace an existing output.
         sources: Files and folders that the model came from, which the output must not replace.
 

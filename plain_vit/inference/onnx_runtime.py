@@ -32,7 +32,7 @@ class OnnxRuntime(Engine):
             import onnxscript  # noqa: F401
 
     def write(self, program: Any, folder: Path, precision: str, batches: Iterable[np.ndarray]) -> None:
-        """Write `onnx/model.onnx`, and weights beyond 2 GiB beside it."""
+        """Write `onnx/model.onnx`, with weights of more than 2 GiB in a file next to it."""
         import onnx
 
         path = folder / self.graph
@@ -67,7 +67,7 @@ class OnnxRuntime(Engine):
 
 
 def save(model: Any, path: Path) -> None:
-    """Write a graph, with its weights in a file beside it if they are too large for one."""
+    """Write a graph, with its weights in a second file if they are too large for one."""
     import onnx
 
     if is_large(model):

@@ -35,8 +35,8 @@ def prepare_for_inference(
 
     The copy can itself be copied, pickled and passed to other processes.
 
-    In float32 the logits differ by at most 1e-5 of the largest logit; in bfloat16 by bfloat16's rounding. A warning
-    tells if the CPU has no fast products of the dtype.
+    In float32 the logits differ by at most 1e-5 of the largest logit; in bfloat16 by bfloat16's rounding. If the CPU
+    has no fast products of the dtype, a warning says so.
 
     Args:
         model: A model on the device where it will run. It may use the code saved in its folder; the copy uses the
