@@ -82,7 +82,7 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
             `resample`, `image_mean`, `image_std` and so on. `image_mean` has one number per channel of the model.
 
     Raises:
-        ValueError: A setting does not exist or is invalid; or the sources cannot process an image of a call either.
+        ValueError: A setting does not exist or is invalid, or an image is one that the sources cannot process either.
 
     Source:
         `timm.data.transforms_factory.transforms_imagenet_eval` (timm 1.0.31) and

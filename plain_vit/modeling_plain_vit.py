@@ -353,7 +353,7 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
         Raises:
             ValueError: The config or the folder belongs to another model; the message says how to convert it.
         """
-        if isinstance(config, PreTrainedConfig):  # the config class reads and checks a path itself
+        if isinstance(config, PreTrainedConfig):  # otherwise the config class reads and checks the file
             PlainViTConfig.check_model_type(config.to_dict())
             if pretrained_model_name_or_path is not None and "key_mapping" not in kwargs:
                 cls._check_folder(pretrained_model_name_or_path, kwargs)

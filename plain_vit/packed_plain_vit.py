@@ -37,7 +37,7 @@ class Places(NamedTuple):
 
     Args:
         rotation: Rotation of queries and keys; None for no rotation.
-        distances: Distances of all pairs of tokens, for the block's own bias; None if no bias depends on them.
+        distances: Distances of all pairs of tokens, for a relative position bias; None if no bias depends on them.
         images: Layout that keeps attention and stochastic depth within an image; None if each row is an image.
         num_output_tokens: Number of leading tokens of each row that the block computes; None for all.
     """
@@ -68,7 +68,7 @@ class Tokens(ABC):
 
     @abstractmethod
     def lay_out(self, table_of: GridFunction, like: torch.Tensor) -> torch.Tensor:
-        """Return a function of the grid for the tokens of each image, in a form that can be added to the batch."""
+        """Evaluate a function of the grid for the tokens of each image, in a form that can be added to the batch."""
 
     @abstractmethod
     def join(self, prefix: Sequence[torch.Tensor], patches: torch.Tensor) -> torch.Tensor:
