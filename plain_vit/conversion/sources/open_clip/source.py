@@ -160,7 +160,7 @@ class OpenClipFormat(Format):
         return []
 
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
-        """Read the configuration of a live tower, which determines everything: hints are not needed.
+        """Read the configuration of a live tower. It determines everything, so no hints are needed.
 
         Raises:
             ExportError: lists every part that plain-vit does not support.

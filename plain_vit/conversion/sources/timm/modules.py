@@ -1,6 +1,6 @@
 """Live models of timm: reading their constructor arguments, and building them.
 
-No part of a live model is overlooked: it is rebuilt from the arguments read, and the two are compared part by part.
+To overlook no part, the model is rebuilt from the arguments and compared with the original part by part.
 """
 
 import functools
@@ -96,7 +96,7 @@ class Parts:
         return getattr(self.model.patch_embed, "norm", nn.Identity())
 
     def name_of(self, module: nn.Module) -> str:
-        """Return the name that timm's arguments have for a module's class; its own where they have none."""
+        """Return the name of a module's class in timm's arguments, or the path of the class if it has none."""
         return class_name(module, CLASSES)
 
     @classmethod
@@ -200,7 +200,7 @@ def build(config: PlainViTConfig, device: torch.device | str | None = None, dyna
         dynamic: Whether it accepts images of other sizes (default: if it resamples positions like ours).
 
     Raises:
-        ExportError: names every part that timm cannot represent.
+        ExportError: lists every part that timm cannot represent.
     """
     from timm import layers
     from timm.models import deit, vision_transformer, vision_transformer_hybrid

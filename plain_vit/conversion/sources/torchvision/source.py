@@ -133,7 +133,7 @@ class TorchvisionFormat(Format):
         return self.heads_in(tensors) if len(layers) > 1 else [".".join(layer.split(".")[:2]) for layer in layers]
 
     def describe_module(self, module: Any, hints: Hints) -> Description:
-        """Read the configuration of a live module, which determines everything: hints are not needed.
+        """Read the configuration of a live module. It determines everything, so no hints are needed.
 
         Raises:
             ExportError: lists every part that plain-vit does not support.

@@ -368,7 +368,7 @@ class TransformersFormat(Format):
         """Write the folder that transformers itself writes, which its `from_pretrained` opens without plain-vit.
 
         Raises:
-            ExportError: names every part of the model or of the image processor that transformers cannot represent.
+            ExportError: lists every part of the model or the image processor that transformers cannot represent.
         """
         name = (layout or _class_for(config)).split()[0]
         processor = image_processor

@@ -61,7 +61,7 @@ class EvaParts(Parts):
 
 
 def changed_buffers(module: Any) -> list[str]:
-    """Return the buffers that are not saved, and whose values are not those that timm computes."""
+    """Return the non-persistent buffers whose values differ from the values that timm computes."""
     faults = []
     for index, block in enumerate(module.blocks):
         bias = getattr(block.attn, "k_bias", None)

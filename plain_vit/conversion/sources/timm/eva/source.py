@@ -60,11 +60,11 @@ class Eva(Constructor):
     unseen = "how queries and keys are rotated, if they are"
 
     def layout_of(self, arguments: Mapping[str, Any]) -> str:
-        """Return the layout of the tensors for arguments of timm's."""
+        """Return the layout of the tensors for timm's arguments."""
         return FUSED if {**self.defaults, **arguments}["qkv_fused"] else SEPARATE
 
     def shown(self, tensors: StateDict) -> StateDict:
-        """Return the tensors by timm's names, at least those that show channels, patches, grid and classes."""
+        """Return the tensors by timm's names; only those that show channels, patches, grid and classes are needed."""
         layout = originals.layout_of(tensors)
         return tensors if layout is None else originals.shown(tensors, layout)
 
@@ -80,7 +80,7 @@ class Eva(Constructor):
         return without_counterpart(given)
 
     def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that keep the last norms where the pooling is changed after construction."""
+        """Return the arguments that keep the final norms in place if the pooling is changed after construction."""
         where = self.config_of(arguments).final_norm
         return {"use_post_transformer_norm": where in ("before_pooling", "both"),
                 "use_fc_norm": where in ("after_pooling", "both")}  # fmt: skip
@@ -102,11 +102,11 @@ class Eva(Constructor):
         return lost
 
     def changed_buffers(self, module: Any) -> list[str]:
-        """Return the buffers that are not saved, and whose values are not those that timm computes."""
+        """Return the non-persistent buffers whose values differ from the values that timm computes."""
         return changed_buffers(module)
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
-        """Return the table of tensors; without a layout that of `build`."""
+        """Return the table of tensors (default: for the layout of `build`)."""
         if layout in originals.LAYOUTS:
             return originals.rows(self.rows(config, FUSED), config, layout)
         fused = WITHOUT_KEY_BIAS_ROWS if config.qkv_bias and not config.key_bias else FUSED_ROWS
@@ -121,13 +121,13 @@ class Eva(Constructor):
         return eva.Eva(**arguments)
 
     def claims(self, config: PlainViTConfig) -> bool:
-        """Return whether a model has parts that this class has and the VisionTransformer has not."""
+        """Return whether a model has parts of this class that the VisionTransformer lacks."""
         if config.relative_position_bias != "none":
             return False
         return config.rotary_embedding_type != "none" or (config.qkv_bias and not config.key_bias)
 
     def is_certain(self, names: Collection[str]) -> bool:
-        """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
+        """Return whether these names certainly belong to this class, not to a VisionTransformer."""
         if originals.layout_of(names) is not None:
             return True
         parts = {part_of(name) for name in names}

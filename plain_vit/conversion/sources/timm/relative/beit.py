@@ -83,7 +83,7 @@ class Beit(RelativeConstructor):
         return []
 
     def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that keep the last norms where the pooling is changed after construction."""
+        """Return the arguments that keep the final norms in place if the pooling is changed after construction."""
         return {"use_fc_norm": self.config_of(arguments).final_norm == "after_pooling"}
 
     def joint_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Beit(RelativeConstructor):
         return [kernel_row(config), *EMBEDDING_ROWS, *block, *mlp, *HEAD_ROWS]
 
     def is_certain(self, names: Collection[str]) -> bool:
-        """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
+        """Return whether these names certainly belong to this class, not to a VisionTransformer."""
         return super().is_certain([name for name in names if not name.endswith(f".{INDEX}")])
 
     def describe_checkpoint(
@@ -137,7 +137,7 @@ class Beit(RelativeConstructor):
         return description if len(todays) == len(tensors) else replace(description, layout="beit_index")
 
     def fitting(self, tensors: StateDict, hints: Hints) -> list[str]:
-        """Return the architectures whose tensors have these names and shapes, and the caller's hints."""
+        """Return the architectures whose tensors have these names and shapes and that match the caller's hints."""
         return super().fitting(_todays(tensors), hints)
 
     def construct(self, arguments: dict[str, Any]) -> nn.Module:

@@ -42,14 +42,14 @@ class RelativeConstructor(Constructor):
     unseen = "the epsilon of the norms"
 
     def is_certain(self, names: Collection[str]) -> bool:
-        """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
+        """Return whether these names certainly belong to this class, not to a VisionTransformer."""
         parts = {part_of(name) for name in names}
         rows = [row for kind in ("mlp", "swiglu") for row in self.rows(PlainViTConfig(mlp_type=kind), None)]
         own = parts_of(rows)
         return parts <= own and any("rel_pos" in part or part.endswith(TABLE) for part in parts)
 
     def position_rows(self, tensors: StateDict) -> str:
-        """Return what shows the number of patches."""
+        """Describe, for errors, the tensor that shows the number of patches."""
         table = _table(tensors)
         return super().position_rows(tensors) if table is None else f"{TABLE} has {table.shape[0]} rows"
 
@@ -64,11 +64,11 @@ class RelativeConstructor(Constructor):
         ]
 
     def claims(self, config: PlainViTConfig) -> bool:
-        """Return whether a model has parts that this class has and the VisionTransformer has not."""
+        """Return whether a model has parts of this class that the VisionTransformer lacks."""
         return config.relative_position_bias in self.kinds
 
     def changed_buffers(self, module: Any) -> list[str]:
-        """Return the buffers that are not saved, and whose values are not those that timm computes."""
+        """Return the non-persistent buffers whose values differ from the values that timm computes."""
         faults = []
         for path, part in module.named_modules():
             buffers = {

@@ -76,7 +76,7 @@ class VisionTransformerRelPos(RelativeConstructor):
         return []
 
     def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that keep the last norms where the pooling is changed after construction."""
+        """Return the arguments that keep the final norms in place if the pooling is changed after construction."""
         return {}  # no norm depends on the pooling
 
     def joint_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
