@@ -32,7 +32,7 @@ BLOCK_ROWS = [
 ]
 SEPARATE_ROWS = [Row(f"{BLOCK}.attn.{name}_proj", f"{LAYER}.attention.{name}_proj") for name in "qkv"]
 FUSED_ROWS = [Row(f"{BLOCK}.attn.qkv", QKV, SPLIT_QKV)]
-# Parts of its tensors that no VisionTransformer has; what it is if it has none of them, no tensor shows.
+# Parts that no VisionTransformer has. Without any of them, the tensors do not show the class.
 CERTAIN = {
     "rope.freqs",
     *(f"{BLOCK}.attn.{name}" for name in ("q_bias", "v_bias", "q_proj", "k_proj", "v_proj")),
@@ -42,8 +42,8 @@ CERTAIN = {
 class Eva(Constructor):
     """timm's Eva.
 
-    Its layouts are "eva", with one projection for queries, keys and values, "eva_separate", with three, and those of
-    the original files.
+    The layouts are "eva", with a fused projection of queries, keys and values, "eva_separate", with three projections,
+    and the layouts of the original files.
     """
 
     name = "Eva"
@@ -69,7 +69,7 @@ class Eva(Constructor):
         return tensors if layout is None else originals.shown(tensors, layout)
 
     def described(self, arguments: Mapping[str, Any], tensors: StateDict, fields: Mapping[str, Any]) -> Description:
-        """Return config, layout and ignored tensors of a state dict."""
+        """Return the config, the layout and the ignored tensors of a state dict."""
         layout = originals.layout_of(tensors)
         if layout is None:
             return super().described(arguments, tensors, fields)
@@ -94,7 +94,7 @@ class Eva(Constructor):
         return {**joint_arguments(config), "qkv_fused": self._is_fused(config, layout)}
 
     def lost(self, config: PlainViTConfig, arguments: Mapping[str, Any]) -> list[str]:
-        """Return the fields of our config that a model with these arguments would not have."""
+        """Return the fields of our config that a model with these arguments would lose."""
         lost = super().lost(config, arguments)
         resamples = arguments["dynamic_img_size"] and arguments["use_abs_pos_emb"]
         if resamples and config.position_resampling != "bicubic_antialias":
@@ -134,14 +134,14 @@ class Eva(Constructor):
         return bool(parts & CERTAIN) and parts <= self._parts()
 
     def _parts(self) -> set[str]:
-        """Return the parts of the names of its tensors, as `part_of` names them."""
+        """Return the parts, in the sense of `part_of`, of the names of its tensors."""
         rows = [*EMBEDDING_ROWS, *BLOCK_ROWS, *SEPARATE_ROWS, *FUSED_ROWS, *WITHOUT_KEY_BIAS_ROWS, *HEAD_ROWS]
         for gated in ("mlp", "swiglu"):
             rows += mlp_rows(f"{BLOCK}.mlp", f"{LAYER}.mlp", PlainViTConfig(mlp_type=gated))
         return parts_of(rows) | {"patch_embed.proj"}
 
     def _is_fused(self, config: PlainViTConfig, layout: str | None) -> bool:
-        """Return whether one projection makes queries, keys and values."""
+        """Return whether the query, key and value projections are fused."""
         if layout == FUSED and config.num_key_value_heads is not None:
             raise ExportError(f"queries are wider than keys and values: use layout {SEPARATE!r}, not {FUSED!r}")
         return not separate_by_default(config) if layout is None else layout == FUSED

@@ -1,4 +1,4 @@
-"""What timm's two classes with relative positions share: the sizes that a table shows, and computed tensors.
+"""Base of timm's two classes with relative positions: image sizes that a table shows, and computed buffers.
 
 Source: timm 1.0.31, `timm/models/beit.py`, `timm/models/vision_transformer_relpos.py`, `timm/layers/pos_embed_rel.py`.
 """
@@ -54,7 +54,7 @@ class RelativeConstructor(Constructor):
         return super().position_rows(tensors) if table is None else f"{TABLE} has {table.shape[0]} rows"
 
     def changed_by_loading(self, config: PlainViTConfig) -> list[str]:
-        """Return what timm's own loader would change: a table with as many distances as a square grid."""
+        """Return what timm's own loader would change: it takes as many distances as a square grid has for a square."""
         h, w = config.grid_size
         distances = (2 * h - 1) * (2 * w - 1)
         if config.relative_position_bias != "table" or h == w or math.isqrt(distances) ** 2 != distances:
@@ -90,7 +90,7 @@ class RelativeConstructor(Constructor):
     def _image_size(
         self, arguments: Mapping[str, Any], tensors: StateDict, hints: Hints, stated: Sequence[tuple[Any, str]]
     ) -> tuple[Any, str] | list[tuple[int, int]]:
-        """Return the image size and its origin, or the possible sizes: the table has a row for each distance."""
+        """Return the image size and its origin, or the possible sizes; the table has a row for each distance."""
         table = _table(tensors)
         if table is None:
             return super()._image_size(arguments, tensors, hints, stated)
@@ -121,13 +121,13 @@ def _table(tensors: StateDict) -> torch.Tensor | None:
 
 
 def _grids(distances: int) -> list[tuple[int, int]]:
-    """Return the grids (down, across) with this number of distances, the squarest first."""
+    """Return the grids (rows, columns) with this number of distances, squarest first."""
     sides = [side for side in range(1, distances + 1, 2) if distances % side == 0] if distances % 2 else []
     grids = [((side + 1) // 2, (distances // side + 1) // 2) for side in sides]
     return sorted(grids, key=lambda grid: (abs(grid[0] - grid[1]), grid))
 
 
 def _rounding(buffer: torch.Tensor) -> float:
-    """Return how far the logarithms of a GPU are from those of a CPU; nothing for integers, and on the same device."""
+    """Return the tolerance for logarithms computed on a GPU instead of a CPU; 0 for integers and on a CPU."""
     exact = buffer.device.type == "cpu" or not buffer.is_floating_point()
     return 0.0 if exact else max(1e-5, 8 * torch.finfo(buffer.dtype).eps)
