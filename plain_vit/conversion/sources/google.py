@@ -345,7 +345,7 @@ class GoogleFormat(Format):
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
-        """Return a processor with the preprocessing of Google's evaluation, if the file shows which one it is."""
+        """Return a processor with the preprocessing of Google's evaluation, as far as the file shows it."""
         if hints.image_mean is not None or hints.image_std is not None or config.num_channels != 3:
             return super().image_processor(config, settings, preprocessor, hints)
         antialias = "TensorFlow resizes without antialiasing: downscaled images differ slightly from its own"

@@ -237,7 +237,7 @@ class OpenClipFormat(Format):
         return [replace(row, source=f"{VISUAL}{row.source}") for row in rows] if place.whole else rows
 
     def _layout(self, config: PlainViTConfig, text: str | None) -> Layout:
-        """Return the given layout, or else that of the first kind of tower that can represent the model."""
+        """Return the given layout, or else the layout of the first kind of tower that can represent the model."""
         if text is not None and set(text.split()) - {"visual"}:
             return Layout.parse(text)
         whole = text is not None

@@ -45,7 +45,7 @@ NEGATED = {False: True, True: False}
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of timm's VisionTransformer that affects its outputs, and where it can be read.
+    """An argument of timm's VisionTransformer that affects its outputs, and where to read it from.
 
     Args:
         name: timm's name.

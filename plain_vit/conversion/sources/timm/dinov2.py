@@ -39,7 +39,7 @@ POSITIONS = Transform("POSITIONS", _with_rows_of_registers, _without_rows_of_reg
 
 
 def layout_of(names: Collection[str]) -> str | None:
-    """Return the layout if the names are DINOv2's own, with the number of blocks per chunk if there are chunks.
+    """Return the layout of DINOv2's own names, with the number of blocks per chunk, if any; None for other names.
 
     Raises:
         CheckpointError: The chunks have different numbers of blocks.

@@ -235,7 +235,7 @@ TOWER_BLOCK = [
 CLIP_ROWS = [
     *TOWER_BLOCK,
     Row("embeddings.class_embedding", f"{EMBEDDINGS}.cls_token", ADD_TWO_AXES),
-    Row("pre_layrnorm", f"{EMBEDDINGS}.norm"),  # spelt so there
+    Row("pre_layrnorm", f"{EMBEDDINGS}.norm"),  # sic
     Row("post_layernorm", "vit.pooled_layernorm"),
 ]
 OWLVIT_ROWS = [replace(row, source="pre_layernorm") if row.source == "pre_layrnorm" else row for row in CLIP_ROWS]

@@ -102,7 +102,7 @@ VIT_1_4_0: Names = (
     without(VIT_1_0_0, POOLED_NORM) | UNWRAPPED_BLOCKS | {FINAL_NORM: "transformer.norm", HEAD: "mlp_head"}
 )
 
-# `SimpleViT`, likewise
+# Their side: `SimpleViT`, release by release
 
 SIMPLE_0_35_2: Names = {
     PROJECTION: "to_patch_embedding.1",

@@ -54,7 +54,7 @@ class RelativeConstructor(Constructor):
         return super().position_rows(tensors) if table is None else f"{TABLE} has {table.shape[0]} rows"
 
     def changed_by_loading(self, config: PlainViTConfig) -> list[str]:
-        """Return what timm's own loader would change: it takes as many distances as a square grid has for a square."""
+        """Return what timm's own loader would change: it mistakes some tables of other grids for a square grid's."""
         h, w = config.grid_size
         distances = (2 * h - 1) * (2 * w - 1)
         if config.relative_position_bias != "table" or h == w or math.isqrt(distances) ** 2 != distances:
