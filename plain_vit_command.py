@@ -19,7 +19,7 @@ FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "open_clip", "g
 ENGINES = ("onnx", "openvino")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
-# The commands that start a script of `examples/` with all the words after them, with what it does and an example.
+# Commands that run a script of `examples/` with the remaining arguments: (script, help text, example).
 SCRIPTS = {
     "finetune": ("finetune_image_classification", "train an image classifier", "--output_dir runs/digits"),
     "evaluate": ("evaluate_image_classification", "evaluate a classifier on labelled images", "--output digits.json"),
@@ -38,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: The command line after the program name; that of this process if not given.
+        arguments: The command line after the program name (default: `sys.argv[1:]`).
 
     Returns:
-        The exit code: 0, or that of the error class (see `plain_vit.errors`).
+        The exit code: 0, or the exit code of the error class (see `plain_vit.errors`).
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def start_script(command: str, words: list[str]) -> int:
-    """Run a script of the examples as Python would start it."""
+    """Run an example script as its `__main__`."""
     script = str(examples_folder() / f"{SCRIPTS[command][0]}.py")
     before, sys.argv = sys.argv, [script, *words]
     try:
@@ -71,7 +71,7 @@ def start_script(command: str, words: list[str]) -> int:
 
 
 def examples_folder() -> Path:
-    """Return the folder of the examples: in the package if it is installed, beside it in a checkout."""
+    """Return the folder of the examples: inside the installed package, or beside it in a checkout."""
     here = Path(__file__).absolute().parent
     return next(folder for folder in (here / "plain_vit" / "examples", here / "examples") if folder.is_dir())
 
@@ -82,7 +82,7 @@ def with_package(options: argparse.Namespace) -> int:
     if ours := in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave)
     try:
-        # The conversion takes longest to import, and most commands need it.
+        # The slowest import, which most commands need: do it while Ctrl-C exits at once.
         from plain_vit import cli, conversion  # noqa: F401
     finally:
         if ours:
@@ -268,13 +268,13 @@ def add_others(command: Command) -> None:
 
 
 def add_images_and_model(command: argparse.ArgumentParser) -> None:
-    """Add the images of a command and the model that sees them."""
+    """Add the arguments for the images and the model."""
     command.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
     command.add_argument("--model", required=True, help="file, folder or Hub id; the options describe this one")
 
 
 def size(text: str) -> int | tuple[int, int]:
-    """Parse 224 or 224x192 (height x width)."""
+    """Parse an image size: 224 or 224x192 (height x width)."""
     sides = [int(side) for side in text.lower().split("x")]
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise ValueError(text)
@@ -282,7 +282,7 @@ def size(text: str) -> int | tuple[int, int]:
 
 
 def share(text: str) -> float:
-    """Parse a finite number of at least 0."""
+    """Parse a finite, non-negative number."""
     number = float(text)
     if not 0 <= number < float("inf"):
         raise ValueError(text)
@@ -297,7 +297,7 @@ def number_or_word(text: str) -> float | str:
         return text
 
 
-# The options that are also arguments of `from_checkpoint`, with the same names, as argparse takes them.
+# Options with the names of arguments of `from_checkpoint`, and their argparse keywords.
 HINTS: dict[str, dict[str, Any]] = {
     "format": {"choices": FORMATS, "help": "format of the checkpoint, if its names do not show it"},
     "num_attention_heads": {"type": int, "help": "number of attention heads"},
@@ -357,17 +357,17 @@ def add_hints(command: argparse.ArgumentParser) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser whose errors contain only printable characters, whatever was typed or expanded from file names."""
+    """Parser whose error messages contain only printable characters, even if a file name does not."""
 
     def error(self, message: str) -> NoReturn:
         super().error("".join(char if char.isprintable() else ascii(char)[1:-1] for char in message[:1000]))
 
 
 class ShowVersion(argparse.Action):
-    """Action that prints the version of the installed package, looked up only when needed."""
+    """Action that looks up and prints the version of the installed package."""
 
     def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
-        import importlib.metadata  # takes a third as long as printing the help
+        import importlib.metadata  # slow: a third of the time that printing the help takes
 
         print(f"plain-vit {importlib.metadata.version('plain-vit')}")
         parser.exit()

@@ -1,4 +1,4 @@
-"""The dtype of a model whose source has several: the one that holds the values of all of them exactly."""
+"""Common dtype of a model whose source has several: the smallest that holds all their values exactly."""
 
 import functools
 from collections import Counter
@@ -8,15 +8,15 @@ import torch
 
 from ..errors import CheckpointError
 
-# Those that our model can have.
+# Dtypes that our model can have.
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def common_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
-    """Return the smallest dtype that holds the values of all floating-point ones of these exactly.
+    """Return the smallest dtype that holds the values of all these floating-point dtypes exactly; others are ignored.
 
     Raises:
-        CheckpointError: One of several is none of `DTYPES`.
+        CheckpointError: There are several floating-point dtypes, and one is not in `DTYPES`.
     """
     floating = {dtype for dtype in dtypes if dtype.is_floating_point}
     if len(floating) > 1 and not floating <= set(DTYPES):
@@ -28,7 +28,7 @@ def common_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
 
 
 def several_dtypes(dtypes: Iterable[torch.dtype]) -> str | None:
-    """Return a note if there are several floating-point dtypes, which become one."""
+    """Return a note if there are several floating-point dtypes, which the model unifies; otherwise None."""
     counts = Counter(str(dtype).removeprefix("torch.") for dtype in dtypes if dtype.is_floating_point)
     if len(counts) < 2:
         return None

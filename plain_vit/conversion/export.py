@@ -1,4 +1,4 @@
-"""Export to another package's checkpoint: `to_checkpoint`, and the parts that can be dropped."""
+"""Export to checkpoints of other packages: `to_checkpoint`, and the parts that can be dropped."""
 
 import copy
 import os
@@ -23,13 +23,13 @@ from .unseen import Described, class_names, unseen_differences
 
 
 class Droppable(NamedTuple):
-    """A part of our model that does not affect its outputs, so an export may drop it.
+    """A part of our model that an export may drop, because the outputs of most classes do not depend on it.
 
     Args:
-        field: The field of the config that is then False.
+        field: The config field to set to False.
         tensor: The name of its tensor.
-        read_by: Our class whose outputs depend on it.
-        reason: For the report.
+        read_by: Our class whose outputs do depend on it.
+        reason: The reason for the report.
     """
 
     field: str
@@ -56,8 +56,8 @@ class Export:
         path: The file or folder written.
         format: One of `FORMATS`.
         dropped: Parts of the model that were dropped, each with the reason.
-        changed: What is not as in the model when it is opened again: settings of other sizes and of training, other
-            settings for the same outputs, names of classes, image processing.
+        changed: What differs from the model when the export is opened again: settings for other image sizes and for
+            training, other settings for the same outputs, class names, image processing.
     """
 
     path: str
@@ -82,27 +82,27 @@ def to_checkpoint(
     sources: Iterable[str | os.PathLike[str]] = (),
     drop: Collection[str] = (),
 ) -> Export:
-    """Write our model as a checkpoint of another package, with every tensor bit for bit.
+    """Write our model as a checkpoint of another package; every tensor is copied bit for bit.
 
     Args:
         model: A `PlainViTForImageClassification`, or a `PlainViTModel`; for transformers also a
             `PlainViTForMaskedImageModeling`.
         path: A new file or folder, depending on the format: `.pt` or `.safetensors` for vit_pytorch, a folder for timm
             and transformers.
-        format: One of `FORMATS`; its package is not needed.
+        format: One of `FORMATS`; its package need not be installed.
         image_processor: The processor to write with the model, if the format supports it.
         layout: The layout of the format, such as the release of vit-pytorch or the class of transformers (default: the
             latest, or the first class that can represent the model).
         force: Replace an existing output.
         sources: Files and folders that the model came from, which the output must not replace.
-        drop: Names in `DROPPABLE` of parts to drop, if the target cannot represent them.
+        drop: Parts to drop if the target cannot represent them, as named in `DROPPABLE`.
 
     Returns:
-        The path written, the dropped parts, and what is not as in the model when it is opened again.
+        The path written, the dropped parts, and what differs from the model when the export is opened again.
 
     Raises:
         ExportError: lists every part that the target cannot represent, and which of them can be dropped.
-        OutputError: It cannot be written; the previous content is unchanged.
+        OutputError: The output cannot be written; the previous content is unchanged.
     """
     target, (config, tensors) = format_named(format), our_tensors(model, drop)
     suffix = Path(path).suffix
@@ -121,7 +121,9 @@ def to_checkpoint(
 
 
 def changed_by_writing(path: Path, model: Described, *, layout: str | None, has_processor: bool) -> list[str]:
-    """Inspect a checkpoint that was written of a model, answering from the model what the checkpoint does not say.
+    """Inspect an exported checkpoint and return how it differs from its model, apart from the outputs.
+
+    Settings that the checkpoint does not contain are taken from the model.
 
     Args:
         path: The checkpoint.
@@ -129,11 +131,8 @@ def changed_by_writing(path: Path, model: Described, *, layout: str | None, has_
         layout: The layout that was written, if the format has several.
         has_processor: Whether the format stores image processing.
 
-    Returns:
-        How the description of what was written differs from that of the model; outputs are not compared.
-
     Raises:
-        ExportError: It does not open, or asks for what the model does not answer.
+        ExportError: The checkpoint does not open, even with the settings of the model.
     """
     answers: dict[str, Any] = {}
     while True:
@@ -160,10 +159,10 @@ def changed_by_writing(path: Path, model: Described, *, layout: str | None, has_
 
 
 def _answer(name: str, model: Described, layout: str | None) -> Any:
-    """Return what the model says to a question about its checkpoint; None if nothing."""
+    """Return the model's value for a setting that its checkpoint does not contain; None if it has none."""
     config = model.config
     head_dim = config.attention_shape[1]
-    if name in ("image_mean", "image_std"):  # which no output depends on
+    if name in ("image_mean", "image_std"):  # these affect no output
         return getattr(model.image_processor, name, None) or [0.5] * config.num_channels
     said = {
         "image_size": config.image_shape,
@@ -177,7 +176,7 @@ def _answer(name: str, model: Described, layout: str | None) -> Any:
 
 @contextmanager
 def naming_droppable_parts(config: PlainViTConfig) -> Iterator[None]:
-    """Add the remedy to an error about a part that can be dropped."""
+    """Add the remedy to an ExportError about parts that can be dropped."""
     try:
         yield
     except ExportError as error:
@@ -195,7 +194,7 @@ def naming_droppable_parts(config: PlainViTConfig) -> Iterator[None]:
 
 
 def our_tensors(model: PreTrainedModel, drop: Collection[str] = ()) -> tuple[PlainViTConfig, dict[str, torch.Tensor]]:
-    """Return the configuration and the tensors, named as in the tables; without a classifier `num_labels` is 0."""
+    """Return a model's config and its tensors, named as in the tables; without a classifier `num_labels` is 0."""
     config = cast(PlainViTConfig, copy.deepcopy(model.config))
     config.architectures = [type(model).__name__]
     tensors: dict[str, torch.Tensor] = model.state_dict()

@@ -1,7 +1,7 @@
-"""Classifiers that are not one dense layer: a dense layer inside a container is taken out of it, others may be dropped.
+"""Classifiers that are not one dense layer: a dense layer is taken out of its container, others may be dropped.
 
-A format names the modules of its classifier (`Format.heads`). What stands in their place in a checkpoint or a module is
-settled here, before the format reads it, so that it finds its own dense layer or no classifier at all.
+A format names the modules of its classifier (`Format.heads`). The functions here run before the format reads a
+checkpoint or a module, so that it always finds one dense layer or no classifier at all.
 """
 
 import copy
@@ -19,20 +19,20 @@ from ..files.tensors import LazyTensors
 from .tables.compare_modules import class_path
 from .tables.format import DROP_HEAD, HEAD, Format, Hints, Inference
 
-LAYERS = ({"weight", "bias"}, {"kernel", "bias"})  # the tensors of a dense layer, the second as flax names them
-# Encoders whose head is a projector, which only the loss of their pre-training reads, by the last part of the key.
+LAYERS = ({"weight", "bias"}, {"kernel", "bias"})  # the tensors of a dense layer, in torch and in flax
+# Encoders whose head is a projector that only the pre-training loss uses, by the last part of their key.
 PROJECTORS = dict.fromkeys(("base_encoder", "momentum_encoder"), "MoCo's projector, which only its loss reads")
 
 
 @dataclass(frozen=True)
 class Heads:
-    """What became of the classifier of a checkpoint.
+    """The tensors of a checkpoint after its classifier was renamed or left out.
 
     Args:
-        tensors: All tensors, the classifier under the names of the format, or without it.
+        tensors: All tensors; the classifier has the names of the format, or is left out.
         dropped: The tensors that were left out, each with the reason.
-        inferences: What was taken for granted of the classifier.
-        fault: Why the model opens only without its classifier, which is then left out of the tensors.
+        inferences: Assumptions about the classifier.
+        fault: The error if the classifier is not supported; it is then left out of the tensors.
     """
 
     tensors: LazyTensors
@@ -42,7 +42,7 @@ class Heads:
 
 
 def read_heads(origin: Format, tensors: LazyTensors, hints: Hints, wrappers: Sequence[str]) -> Heads:
-    """Settle the classifier of a checkpoint.
+    """Give the classifier of a checkpoint the names of its format, or leave it out.
 
     Args:
         origin: The format of the checkpoint.
@@ -79,7 +79,7 @@ def read_heads(origin: Format, tensors: LazyTensors, hints: Hints, wrappers: Seq
 
 
 def _under(name: str, layer: str, place: str) -> str:
-    """Return the name of a tensor of a layer as one of the module around it; other names are kept."""
+    """Move the name of a tensor from a layer to the module around the layer; other names are kept."""
     return place + name.removeprefix(layer) if _is_in(name, layer) else name
 
 
@@ -88,7 +88,7 @@ def _is_in(name: str, place: str) -> bool:
 
 
 def _without(tensors: LazyTensors, places: Sequence[str], reason: str) -> Heads:
-    """Return what is left without the classifier."""
+    """Return the tensors without the classifier."""
     dropped = {name: reason for name in tensors if any(_is_in(name, place) for place in places)}
     return Heads(LazyTensors({name: tensors.entries[name] for name in tensors if name not in dropped}), dropped)
 
@@ -100,11 +100,11 @@ def _fault(place: str, inside: Mapping[str, torch.Tensor]) -> CheckpointError:
 
 @dataclass(frozen=True)
 class LiveHead:
-    """What became of the classifier of a live model.
+    """A live model after its classifier was unpacked or left out.
 
     Args:
-        module: The model, or a copy that shares all parts with it except its classifier.
-        dropout: What acts before the dense layer inside a container, beyond what the format itself reads.
+        module: The model, or a copy that shares all parts with it except the classifier.
+        dropout: Dropout rate before the dense layer in a container, in addition to the dropout that the format reads.
     """
 
     module: Any
@@ -112,7 +112,7 @@ class LiveHead:
 
 
 def read_live_head(module: nn.Module, origin: Format, drop: Sequence[str] | None) -> LiveHead:
-    """Settle the classifier of a live model: take a dense layer out of its container, or leave the classifier out.
+    """Take the dense layer of a live model's classifier out of its container, or leave the classifier out.
 
     Raises:
         ExportError: It has no classifier to drop.
@@ -137,10 +137,10 @@ def read_live_head(module: nn.Module, origin: Format, drop: Sequence[str] | None
 
 
 def check_live_head(module: nn.Module, origin: Format) -> None:
-    """Refuse a classifier that is not one dense layer.
+    """Raise an error if a live model's classifier is not one dense layer.
 
     Raises:
-        ExportError: names its parts, and how to open the encoder alone.
+        ExportError: names the parts of the classifier, and how to open only the encoder.
     """
     for place in origin.classifiers(module.state_dict()):
         part = module.get_submodule(place)
@@ -150,9 +150,9 @@ def check_live_head(module: nn.Module, origin: Format) -> None:
 
 
 def _dense_layer_in(part: nn.Module) -> tuple[nn.Linear | None, float]:
-    """Return the dense layer of a container that holds nothing after it and only dropout before, and the rate of that.
+    """Return the dense layer of a container with only dropout before it and nothing after it, and the dropout rate.
 
-    None stands for no such layer.
+    The layer is None if the container is not of this form.
     """
     leaves = [one for one in part.modules() if type(one) not in (nn.Sequential, nn.Identity)]
     *before, last = leaves or [part]
@@ -163,13 +163,13 @@ def _dense_layer_in(part: nn.Module) -> tuple[nn.Linear | None, float]:
 
 
 def dropout_of(rates: Sequence[float]) -> float:
-    """Return the rate of one dropout that drops as several in a row do."""
+    """Return the rate of one dropout that is equivalent to several in a row."""
     acting = [rate for rate in rates if rate]
     return acting[0] if len(acting) == 1 else 1 - math.prod(1 - rate for rate in acting)
 
 
 def _with_part(module: nn.Module, path: str, part: nn.Module) -> nn.Module:
-    """Return a copy of a module that shares all its parts, except for another one at a path."""
+    """Return a copy of a module with another part at a path; all other parts are shared."""
     name, _, rest = path.partition(".")
     changed = copy.copy(module)
     inner = _with_part(module.get_submodule(name), rest, part) if rest else part
@@ -178,7 +178,7 @@ def _with_part(module: nn.Module, path: str, part: nn.Module) -> nn.Module:
 
 
 def _counting(module: nn.Module, classes: int) -> nn.Module:
-    """Return the model with this number of classes where it keeps one, which no forward pass reads."""
+    """Return the model with this `num_classes`, if it has such an attribute; no forward pass reads it."""
     if getattr(module, "num_classes", classes) == classes:
         return module
     changed: Any = copy.copy(module)

@@ -1,8 +1,7 @@
-"""Wrappers around a live model and modifications of it: each is either supported or refused by name.
+"""Wrappers around a live model, and modifications of it: each is either supported or refused by name.
 
-A supported wrapper returns the output of the model in it, or contains it together with parts that only a loss uses. Any
-other wrapper may compute something else and is refused by name; so are modifications of a module whose effect cannot be
-determined, such as hooks.
+A supported wrapper returns the output of the model inside, or adds only parts that a loss uses. Any other wrapper may
+compute something else and is refused by name. So are modifications whose effect cannot be determined, such as hooks.
 """
 
 import re
@@ -18,7 +17,7 @@ from .dtypes import DTYPES
 from .tables.compare_modules import ORDERED, class_path
 from .tables.format import Format
 
-# Wrappers that return the output of the model in them, by their class or a base class.
+# Wrappers that return the output of the model inside, by the path of their class or a base class.
 COMPILED = "torch._dynamo.eval_frame.OptimizedModule"
 TRANSPARENT = {
     COMPILED,
@@ -36,7 +35,7 @@ TRANSPARENT = {
     "vit_pytorch.extractor.Extractor",
     "vit_pytorch.recorder.Recorder",
 }
-# Trainers of vit-pytorch: only their loss uses the parts other than the model.
+# Trainers of vit-pytorch: only the loss uses their other parts.
 TRAINERS = {
     "vit_pytorch.dino.Dino", "vit_pytorch.dino.NetWrapper", "vit_pytorch.distill.DistillWrapper",
     "vit_pytorch.es_vit.EsViTTrainer", "vit_pytorch.es_vit.NetWrapper", "vit_pytorch.lejepa.LeJEPA",
@@ -57,14 +56,14 @@ REPLACED = {
     "torch.ao": "quantised weights cannot be converted: pass the model before quantization",
     "transformer_engine": "pass the model before its layers were replaced",
 }
-# Attributes with the share that a module drops in training, in torch and every package.
+# Names of attributes with a dropout rate, in torch and every package.
 DROPS = re.compile(r"p|prob|.*drop.*")
 
 
 def find_model(
     module: nn.Module, formats: Mapping[str, Format], format: str | None, key: str | None
 ) -> tuple[nn.Module, Format]:
-    """Return the one model of a known package in a module, and its format.
+    """Return the only model of a known package in a module, and its format.
 
     Args:
         module: The model or a wrapper of it.
@@ -73,9 +72,9 @@ def find_model(
         key: The submodule given by the caller; modules around it are not checked.
 
     Raises:
-        UnknownFormatError: There is no such model.
-        AmbiguousCheckpointError: There are several.
-        ExportError: It was modified, or a wrapper computes something else.
+        UnknownFormatError: There is no model of a known package.
+        AmbiguousCheckpointError: There are several models.
+        ExportError: The model was modified, or a wrapper computes something else.
     """
     if not isinstance(module, nn.Module):
         raise UnknownFormatError(_no_module(module))
@@ -147,7 +146,7 @@ def _unknown(module: nn.Module, formats: Mapping[str, Format]) -> Exception:
 
 
 def _package_of(module: nn.Module, formats: Mapping[str, Format]) -> tuple[str, Sequence[str]] | None:
-    """Return the package that a module's class is of, and what opens of it; None for that of another."""
+    """Return the package of a module's class, and the package's classes that open; None if the package is unknown."""
     packages = (item for format in formats.values() for item in format.opens.items())
     return next((item for item in packages if _is_of(module, item[0])), None)
 
@@ -163,7 +162,7 @@ def check_unaltered(model: nn.Module) -> None:
     """Refuse a model with modifications whose effect on its outputs cannot be determined.
 
     Raises:
-        ExportError: lists every such part.
+        ExportError: lists every modified part.
         CheckpointError: for unsupported dtypes or several devices.
     """
     faults = [
@@ -226,7 +225,7 @@ def _replaced_methods(part: nn.Module) -> list[str]:
 
 
 def _replaced_layers(part: nn.Module) -> list[str]:
-    """Return a description of the part if its class shows that it replaces another layer."""
+    """Describe the part if its class shows that it replaces another layer."""
     if hasattr(part, "parametrizations"):
         names = ", ".join(part.parametrizations)  # type: ignore[arg-type]
         remedy = "torch.nn.utils.parametrize.remove_parametrizations(module, name)"
@@ -249,13 +248,13 @@ def _tensors(part: nn.Module) -> list[str]:
 
 
 def _hidden(part: nn.Module) -> list[str]:
-    """Return the tensors and submodules that an attribute of the same name hides."""
+    """Return the tensors and submodules that are hidden by an attribute of the same name."""
     hidden = vars(part).keys() & {**part._parameters, **part._buffers, **part._modules}
     return [f" has an attribute that hides its {name}: del vars(module)[{name!r}]" for name in sorted(hidden)]
 
 
 def _other_mode(part: nn.Module, training: bool) -> list[str]:
-    """Return that a part is in another mode than the model, if the mode matters to it."""
+    """Describe the part if it is not in the model's mode (training or evaluation) and the mode affects its output."""
     if part.training == training or not any(map(_acts_in_training, part.modules())):
         return []
     named = {True: "training", False: "evaluation"}
@@ -266,7 +265,7 @@ def _other_mode(part: nn.Module, training: bool) -> list[str]:
 
 
 def _acts_in_training(part: nn.Module) -> bool:
-    """Return whether a module computes something else in training: it drops values or normalises over the batch."""
+    """Return whether a module computes something else in training: it has dropout or batch normalisation."""
     rates = [value for name, value in vars(part).items() if DROPS.fullmatch(name) and isinstance(value, int | float)]
     return any(rate > 0 for rate in rates) or isinstance(part, nn.modules.batchnorm._NormBase)
 
@@ -280,7 +279,7 @@ def _remedy(tensor: torch.Tensor) -> str:
 
 
 def _shared(model: nn.Module) -> list[str]:
-    """Return the parameters used in several places: ours would have a copy for each, trained separately."""
+    """Return the parameters used in several places. Our model would train a separate copy of each."""
     places: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         places.setdefault(id(parameter), []).append(name)
@@ -317,7 +316,7 @@ def _listed(examples: Mapping[str, str]) -> str:
 
 
 def _check_surroundings(module: nn.Module, path: str, origin: Format, formats: Mapping[str, Format]) -> None:
-    """Refuse wrappers that may compute more than the model at a path.
+    """Refuse wrappers that may compute more than the model at `path`.
 
     Raises:
         ExportError: names the wrapper and its parts, and how to pass only the model.
@@ -344,7 +343,7 @@ def _is_wrapper(module: nn.Module, known: set[str]) -> bool:
 
 
 def _other_parts(around: nn.Module, inner: str, path: str) -> list[str]:
-    """Return the other parts of an unknown wrapper, or else its own forward."""
+    """Return the parts of an unknown wrapper beside the model, or else its own forward."""
     lightning = any(
         base.__name__ == "LightningModule" and base.__module__.startswith(LIGHTNING) for base in type(around).__mro__
     )

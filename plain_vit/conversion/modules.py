@@ -1,4 +1,4 @@
-"""Conversion of live modules in both directions: `from_module` and `to_module`."""
+"""Convert live modules in both directions: `from_module` and `to_module`."""
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,22 +28,22 @@ from .unseen import class_names
 def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -> PreTrainedModel:
     """Convert a live ViT of another package to ours, with the same outputs.
 
-    Wrappers (DDP, a compiled or Lightning module, MAE, DINO, an extractor) are unwrapped.
+    Wrappers (DDP, compiled and Lightning modules, MAE, DINO, extractors) are unwrapped.
 
     Args:
         module: The model or a wrapper of it. It is not changed.
-        format: One of `FORMATS`, for a class that does not come from its package, such as a copy of its source.
-        **hints: Fields of `Hints`, for settings that even a live module does not determine.
+        format: One of `FORMATS`, for a class outside its package, such as a copy of the package's source code.
+        **hints: Fields of `Hints`, for settings that the live module does not determine.
 
     Returns:
-        Our model, with the source's dtype, device and training mode; it shares no memory with the source. Of several
-        dtypes it has the one that holds all values exactly, and a warning says so. Without a classifier it is a
-        `PlainViTModel`.
+        Our model, with the source's dtype, device and training mode; it shares no memory with the source. If the
+        source has several dtypes, the model gets the dtype that holds all values exactly, and a warning is issued.
+        Without a classifier it is a `PlainViTModel`.
 
     Raises:
-        UnknownFormatError: There is no ViT of a known package in the module.
-        AmbiguousCheckpointError: There are several, or the module does not determine all settings.
-        ExportError: It has parts that plain-vit does not support.
+        UnknownFormatError: The module contains no ViT of a known package.
+        AmbiguousCheckpointError: The module contains several ViTs, or does not determine all settings.
+        ExportError: The ViT has parts that plain-vit does not support.
     """
     if unknown := sorted(hints.keys() - set(HINTS)):
         raise TypeError(f"from_module has no hint {', '.join(map(repr, unknown))}: it has {', '.join(HINTS)}")
@@ -78,13 +78,13 @@ def from_module(module: nn.Module, *, format: str | None = None, **hints: Any) -
 def to_module(
     model: PreTrainedModel, format: str, *, layout: str | None = None, drop: Collection[str] = ()
 ) -> nn.Module:
-    """Convert our model to a live module of another package, with every tensor bit for bit.
+    """Convert our model to a live module of another package; every tensor is copied bit for bit.
 
     Args:
         model: A `PlainViTForImageClassification`, or a `PlainViTModel`.
         format: One of `FORMATS`; its package must be installed.
         layout: The layout of the format (default: that of the installed package).
-        drop: Names in `DROPPABLE` of parts to drop, if the target cannot represent them.
+        drop: Parts to drop if the target cannot represent them, as named in `DROPPABLE`.
 
     Returns:
         The module, with the model's dtype, device and training mode; it shares no memory with the model.
@@ -107,7 +107,7 @@ def to_module(
 
 
 def _of_one_dtype(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors in the one dtype that holds their values exactly; warn if they had several."""
+    """Return tensors in a common dtype that holds all values exactly; warn if they had several."""
     dtypes = [tensor.dtype for tensor in tensors.values()]
     if (note := several_dtypes(dtypes)) is None:
         return tensors
@@ -117,7 +117,7 @@ def _of_one_dtype(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _name_classes(config: PlainViTConfig, module: nn.Module, found: nn.Module) -> None:
-    """Take the class names of transformers' wrapper around a model of another package that has none."""
+    """Copy the class names from transformers' wrapper around a model of another package that has none."""
     for part in module.modules():
         if isinstance(part, PreTrainedModel) and part is not found and any(each is found for each in part.modules()):
             names = class_names(part.config)
@@ -126,15 +126,15 @@ def _name_classes(config: PlainViTConfig, module: nn.Module, found: nn.Module) -
 
 
 def _freeze(module: nn.Module, sources: Mapping[str, Sequence[str]], trained: Collection[str]) -> None:
-    """Freeze exactly the parameters that are made of frozen ones.
+    """Freeze exactly the parameters that are made from frozen parameters.
 
     Args:
-        module: Their module or ours.
-        sources: The parameters that each of its parameters is made from.
-        trained: The parameters of the other side that are not frozen.
+        module: The converted module.
+        sources: The original parameters that each of its parameters is made from.
+        trained: The original parameters that are not frozen.
 
     Raises:
-        ExportError: lists the parameters that are made of both trained and frozen ones.
+        ExportError: lists the parameters that are made from both trained and frozen ones.
     """
     mixed = []
     for name, parameter in module.named_parameters():
@@ -148,7 +148,7 @@ def _freeze(module: nn.Module, sources: Mapping[str, Sequence[str]], trained: Co
 
 @contextmanager
 def _explain_module_errors(module: nn.Module, origin: Format) -> Iterator[None]:
-    """Convert any error from reading a module as a model of a format."""
+    """Turn any error from reading a module as a model of a format into an error about the module."""
     try:
         yield
     except PlainViTError:

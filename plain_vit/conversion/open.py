@@ -1,4 +1,4 @@
-"""Opening checkpoints of every source: `from_checkpoint` and `convert_checkpoint`."""
+"""Open checkpoints of every source: `from_checkpoint` and `convert_checkpoint`."""
 
 import copy
 import hashlib
@@ -67,21 +67,21 @@ def from_checkpoint(
 ) -> Converted:
     """Open a checkpoint of any supported source as our model, without guessing or silently dropping anything.
 
-    The weights of safetensors files, and of torch files in the Hub's cache, are memory-mapped, as in transformers, and
-    copied where they are changed; those of other files are read.
+    Weights in safetensors files, and in torch files of the Hub's cache, are memory-mapped, as in transformers, and
+    copied where they change. Other files are read into memory.
 
     Args:
-        source: A `.safetensors`, `.pt`, `.pth`, `.bin`, `.ckpt` or `.npz` file, a folder, or a Hub id. Our own folders
-            open too, strictly.
+        source: A `.safetensors`, `.pt`, `.pth`, `.bin`, `.ckpt` or `.npz` file, a folder, or a Hub id. A folder of
+            plain-vit's own must contain exactly the tensors of its model.
         format: One of `FORMATS`, if the names of the tensors do not determine it.
         revision: Branch, tag or commit of a Hub repository.
-        reference: Pixels of shape (B, C, H, W) and the source's logits for them (B, num_labels), in evaluation mode:
-            settings that the checkpoint does not contain are found by trying all candidates.
+        reference: Pixels of shape (B, C, H, W) and the source's logits for them (B, num_labels), in evaluation mode.
+            Settings that the checkpoint does not contain are found by trying all candidates.
         id2label: Names of the labels.
         verify: Compare with the source's own model, if its package is installed.
-        mmap: Map the weights of other torch files too, like `torch.load(mmap=True)`: several times as fast, without a
-            copy in memory. The file must then stay as it is while the model or a part of it is in use: `torch.save`
-            to the same path, for example, cuts it off, which kills the process.
+        mmap: Memory-map other torch files too, like `torch.load(mmap=True)`: several times as fast, without a copy in
+            memory. The file must not change while the model or a part of it is in use: `torch.save` to the same path,
+            for example, truncates the file, which kills the process.
         **hints: Fields of `Hints`, for settings that the checkpoint does not contain: `num_attention_heads`,
             `layer_norm_eps`, `architecture` and so on.
 
@@ -89,7 +89,8 @@ def from_checkpoint(
         The model in evaluation mode, its image processor and a report.
 
     Raises:
-        CheckpointError: It cannot be read, or a hint contradicts it; `UnknownFormatError`: it is of no known source.
+        CheckpointError: The checkpoint cannot be read, or a hint contradicts it.
+        UnknownFormatError: The checkpoint is of no known source.
         AmbiguousCheckpointError: Settings are missing; lists them with their candidates.
         MappingError: Tensors are missing, left over or of a wrong shape.
         VerificationError: The outputs differ from those of the source's own model, or from the reference.
@@ -105,19 +106,19 @@ def convert_checkpoint(
 ) -> Converted:
     """Convert a checkpoint of any supported source to a Hugging Face folder, with a progress bar in bytes per second.
 
-    Without a comparison the tensors are streamed from file to file, one row of the table at a time.
+    If the models are not compared, the tensors are streamed from file to file, one row of the table at a time.
 
     Args:
         source: As for `from_checkpoint`.
-        folder: An existing empty folder to write to, such as that of `staging.staged_folder`.
+        folder: An existing empty folder to write to, such as the folder from `staging.staged_folder`.
         verify: Compare with the source's own model first, if its package is installed and both fit in memory.
-        **options: As for `from_checkpoint`, but for `mmap`.
+        **options: As for `from_checkpoint`, except `mmap`.
 
     Returns:
-        As `from_checkpoint`; without a comparison the model's parameters are on the meta device.
+        As `from_checkpoint`. If the models are not compared, the model's parameters are on the meta device.
 
     Raises:
-        PlainViTError: As from `from_checkpoint`; the contents of the folder are then incomplete.
+        PlainViTError: As from `from_checkpoint`. The folder is then incomplete.
     """
     other = [options.pop(name, None) for name in ("format", "revision", "reference")]
     plan, converted = inspect_checkpoint(source, Hints(**options), *other)
@@ -131,7 +132,7 @@ def convert_checkpoint(
         tensors = plan.stream()
     model = converted.model
     _save_config(model, Path(folder))
-    # The same files and metadata as `save_pretrained` writes, byte for byte.
+    # The same files and metadata as from `save_pretrained`, byte for byte.
     path, metadata = Path(folder, "model.safetensors"), {"format": "pt"}
     save_state_dict(tensors, path, metadata, like=model.state_dict(), max_shard_size=MAX_SHARD_SIZE)
     if converted.image_processor is not None:
@@ -149,14 +150,15 @@ def inspect_checkpoint(
 ) -> tuple[ConversionPlan, Converted]:
     """Inspect a checkpoint and plan its conversion; the model stays on the meta device.
 
-    An adapter in its folder, which transformers would apply, is refused, unless the weights beside it are meant.
+    An adapter in the folder, which transformers would apply, is an error unless `beside_adapter` is True: then only
+    the weights beside it are read.
     """
     if is_exported(source):
         raise CheckpointError(
             f"{source} was exported to an engine, and is no checkpoint: open it with "
             "plain_vit.inference.open_exported, or give the model that it was exported from"
         )
-    said = {name: value for name, value in hints.given().items() if name != "id2label"}  # names do not fit in a command
+    said = {name: value for name, value in hints.given().items() if name != "id2label"}  # too long for a command
     options = {"format": format, "revision": revision, **said}
     with _printing_commands(source, options, printed=reference is None):
         return _inspect(source, hints, format, revision, reference, beside_adapter)
@@ -217,7 +219,7 @@ class Inspected(NamedTuple):
         plan: The plan of its conversion.
         image_processor: Processor with the preprocessing of the source; None if unknown.
         notes: Notes for the report.
-        beside: Tensors beside the model that no output of it can depend on, each with the reason.
+        beside: Tensors that are not part of the model and affect none of its outputs, each with the reason.
     """
 
     plan: ConversionPlan
@@ -227,7 +229,7 @@ class Inspected(NamedTuple):
 
 
 def _inspect_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Inspected:
-    """Inspect a folder of our own."""
+    """Inspect a folder of plain-vit's own."""
     settings, preprocessor = checkpoint.config or {}, checkpoint.preprocessor_config
     with _explain_errors(source):
         plan = _plan_of_ours(source, checkpoint)
@@ -266,7 +268,7 @@ def _inspect_foreign(
             hints = replace(hints, architecture=str(published.value))
         known = None if reference is None else Reference.read(reference)
         if heads.fault is not None:
-            with suppress(AmbiguousCheckpointError):  # what else would be asked for
+            with suppress(AmbiguousCheckpointError):  # other errors take precedence over the head's
                 foreign.describe(hints)
             raise heads.fault
         description = foreign.describe(hints) if known is None else foreign.try_reference(hints, known)
@@ -287,7 +289,7 @@ def _inspect_foreign(
 
 
 def _other_dtype(checkpoint: Checkpoint, plan: ConversionPlan) -> Iterator[str]:
-    """Yield a note if transformers would compute in another dtype than that of the tensors."""
+    """Yield a note if transformers would compute in another dtype than the tensors have."""
     settings = checkpoint.config or {}
     said = settings.get("dtype") or settings.get("torch_dtype")
     unused = plan.ignored
@@ -304,12 +306,12 @@ def _other_dtype(checkpoint: Checkpoint, plan: ConversionPlan) -> Iterator[str]:
 
 @contextmanager
 def _printing_commands(source: str | os.PathLike[str], options: Mapping[str, Any], printed: bool) -> Iterator[None]:
-    """Add the source and what was already said about it to a question, for the command that it prints.
+    """Complete an AmbiguousCheckpointError, so that it prints a command with the source and the options given so far.
 
     Args:
         source: The checkpoint.
-        options: Options of `from_checkpoint`; those that are None were not given.
-        printed: Whether the command line takes all that was given.
+        options: Options of `from_checkpoint`; None if not given.
+        printed: Whether to print a command: False if an argument is not available on the command line.
     """
     try:
         yield
@@ -322,11 +324,11 @@ def _printing_commands(source: str | os.PathLike[str], options: Mapping[str, Any
 
 @contextmanager
 def _explain_errors(source: str | os.PathLike[str], bare: bool = False) -> Iterator[None]:
-    """Convert any error from building a model to one about its settings, or about a tensor that it lacks.
+    """Turn any error from building a model into an error about the settings or about a missing tensor.
 
     Args:
         source: The checkpoint.
-        bare: Whether there are no settings beside the tensors, so that what is missing is a tensor.
+        bare: Whether the checkpoint has only tensors, so that a KeyError is about a tensor and not a setting.
     """
     try:
         yield
@@ -344,8 +346,8 @@ def _explain_errors(source: str | os.PathLike[str], bare: bool = False) -> Itera
 
 
 def _plan_of_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> ConversionPlan:
-    """Plan the conversion of a folder of our own, which must contain exactly the tensors of the model."""
-    # The code saved with the model is ours, not that named in the folder.
+    """Plan the conversion of a folder of plain-vit's own, which must contain exactly the tensors of the model."""
+    # The output gets our code, not the code that the folder names.
     config = PlainViTConfig.from_dict(
         {name: value for name, value in (checkpoint.config or {}).items() if name != "auto_map"}
     )
@@ -359,7 +361,7 @@ def _plan_of_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Con
 
 
 def _check_settled(description: Description, hints: Hints, origin: Format) -> None:
-    """Refuse a description without an origin for a field of `UNSEEN`: an inference or a hint of the caller."""
+    """Raise an error if neither an inference nor a hint of the caller is the origin of a field of `UNSEEN`."""
     named = {inference.field for inference in description.inferences} | hints.given().keys()
     if unsettled := [field for field in UNSEEN if field not in named]:
         raise RuntimeError(
@@ -368,7 +370,7 @@ def _check_settled(description: Description, hints: Hints, origin: Format) -> No
 
 
 def _check_pixels(hints: Hints, processor: Any) -> None:
-    """Refuse a mean or standard deviation that differs from the image processor's."""
+    """Raise an error if a given mean or standard deviation differs from the image processor's."""
     for name in ("image_mean", "image_std"):
         given, found = getattr(hints, name), getattr(processor, name, None)
         if given is not None and (found is None or tuple(given) != tuple(found)):
@@ -376,7 +378,7 @@ def _check_pixels(hints: Hints, processor: Any) -> None:
 
 
 def _check_channels(processor: Any, channels: int, source: str | os.PathLike[str]) -> None:
-    """Refuse an image processor for images of another number of channels than the model's."""
+    """Raise an error if the image processor is for another number of channels than the model."""
     for name in ("image_mean", "image_std"):
         values = getattr(processor, name, None)
         if isinstance(values, list | tuple) and len(values) != channels:
@@ -387,10 +389,10 @@ def _check_channels(processor: Any, channels: int, source: str | os.PathLike[str
 
 
 def _published_architecture(path: Path, origin: Format) -> Inference | None:
-    """Return the architecture of a published file, by its name, which ends in the first digits of its SHA-256.
+    """Return the architecture of a published file, found by its name and confirmed by its SHA-256.
 
     Raises:
-        CheckpointError: The file has the name of a published one, but other content.
+        CheckpointError: The file has the name of a published file, but other content.
     """
     name = path.name.partition(".")[0]
     if name not in origin.published_files or not path.is_file():
@@ -408,7 +410,7 @@ def _published_architecture(path: Path, origin: Format) -> Inference | None:
 
 
 def _save_config(model: PreTrainedModel, folder: Path) -> None:
-    """Write the files that `save_pretrained` writes with the weights: config.json and the code."""
+    """Write what `save_pretrained` writes beside the weights: config.json and the code."""
     model.config.dtype = str(model.dtype).removeprefix("torch.")
     model.config.architectures = [type(model).__name__]
     if model.is_remote_code():
@@ -417,7 +419,7 @@ def _save_config(model: PreTrainedModel, folder: Path) -> None:
 
 
 def _verified(converted: Converted, plan: ConversionPlan, theirs: SourceModule | str) -> Converted:
-    """Compare our model with the source's own, stage by stage, in float32, or note why this is not possible.
+    """Compare our model with the source's own, stage by stage, in float32; add a note if this is not possible.
 
     Raises:
         VerificationError: The largest difference exceeds the tolerance.

@@ -1,6 +1,6 @@
 """Parity of two models: the largest difference at every stage, from the patches to the logits.
 
-Both models get the same images; hooks capture the input of each block, so the source runs its own unmodified code.
+Both models get the same images. Hooks capture the input of each block, so the source runs its own code unmodified.
 
 Shapes: `B` batch, `C` channels, `H W` pixels, `N` patches, `L` tokens, `D` hidden size.
 """
@@ -22,10 +22,10 @@ from .registry import FORMATS
 from .tables.format import Probes
 from .tables.infer import pair
 
-# Ours, and transformers' ViT.
+# Of our models, and of transformers' ViT.
 OURS = Probes("embeddings.patch_embeddings", "layers.{}", "layernorm")
 
-# Stages and the names of outputs; of several outputs for a stage, the first that exists is used.
+# Stages and the model outputs that contain them; of several outputs for a stage, the first that exists is used.
 OUTPUTS = (
     ("logits", "logits"),
     ("reconstruction", "reconstruction"),
@@ -43,7 +43,7 @@ class StageDifference:
         stage: "patches", "embeddings", "layer 0" (its output) and so on, "final norm", "logits" (without a
             classifier "features", and "pooled" if it exists).
         difference: max |a - b|.
-        scale: max |a|, so that `relative` can be compared with the project's tolerance.
+        scale: max |a|.
     """
 
     stage: str
@@ -52,15 +52,15 @@ class StageDifference:
 
     @property
     def relative(self) -> float:
-        """The difference relative to the largest value."""
+        """The difference relative to the largest value, to compare with the project's tolerance."""
         return self.difference / self.scale if self.scale else self.difference
 
 
 def probe_images(config: PlainViTConfig) -> torch.Tensor:
-    """Return images that also reveal a wrong epsilon or order of norms: ordinary, nearly constant, and very large ones.
+    """Return images of ordinary, tiny and very large values, which also reveal a wrong epsilon or order of norms.
 
     Args:
-        config: Determines image size and channels.
+        config: Config of either model, for the image size and the channels.
 
     Returns:
         Normalised pixels of shape (3, C, H, W).
@@ -70,14 +70,14 @@ def probe_images(config: PlainViTConfig) -> torch.Tensor:
 
 
 def memory_of_probing(config: PlainViTConfig) -> int:
-    """Estimate the memory, in bytes, for running two models on the probes and storing the output of every stage.
+    """Estimate the memory, in bytes, to run two models on `probe_images` and keep the output of every stage.
 
     Args:
         config: Config of either model.
     """
     tokens = math.prod(config.grid_size) + config.num_prefix_tokens + config.num_register_tokens
     stages = config.hidden_size * (config.num_hidden_layers + 4) * 2 + config.intermediate_size * 3
-    attention = config.num_attention_heads * tokens * 3  # of one layer, if the attention weights are materialized
+    attention = config.num_attention_heads * tokens * 3  # attention weights of one layer, if they are materialized
     return 3 * 4 * (config.num_channels * math.prod(config.image_shape) * 3 + tokens * (stages + attention))
 
 
@@ -91,16 +91,16 @@ def compare_models(source: nn.Module, ours: nn.Module, pixel_values: torch.Tenso
         pixel_values: Normalised pixels of shape (B, C, H, W).
 
     Returns:
-        One entry per stage of both, in the order of the forward pass.
+        One entry per stage that both models have, in the order of the forward pass.
 
     Raises:
-        VerificationError: Their final outputs differ in kind or shape.
+        VerificationError: The final outputs differ in kind or shape.
     """
     expected = capture_stages(source, pixel_values)
     with _attention_of(source, ours):
         got = capture_stages(ours, pixel_values)
     if "logits" in expected and "logits" not in got:
-        # Without a classifier the source's output is its pooled token, or every token.
+        # Without a classifier, the source returns its pooled token or all tokens.
         output = expected.pop("logits")
         pooled = "pooled" in got and got["pooled"].shape == output.shape
         expected["pooled" if pooled else "features"] = output
@@ -119,7 +119,7 @@ def compare_models(source: nn.Module, ours: nn.Module, pixel_values: torch.Tenso
 
 
 def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the output of every stage of a model for these images, by stage.
+    """Return the outputs of a model for these images, by stage.
 
     Args:
         model: A plain ViT of any supported package.
@@ -180,7 +180,7 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
 
 
 def find_probes(model: nn.Module) -> tuple[Probes | None, str]:
-    """Return the stages of this model and their prefix; None if only its output can be compared."""
+    """Return the probes for a model and the prefix of their names; None if only its output can be compared."""
     names = dict(model.named_modules())
     for probes in (OURS, *(each for source in FORMATS.values() for each in source.probes)):
         first = probes.blocks.format(0)
@@ -201,14 +201,14 @@ def _blocks(modules: dict[str, nn.Module], prefix: str, probes: Probes) -> list[
 
 
 def _as_tokens(patches: torch.Tensor, width: int) -> torch.Tensor:
-    """Return patches as (B, N, D), from the same or from a feature map with channels first or last."""
+    """Return patches as (B, N, D); they may be a feature map with channels first or last."""
     if patches.ndim == 4:
         patches = patches.flatten(2).transpose(1, 2) if patches.shape[1] == width else patches.flatten(1, 2)
     return patches
 
 
 def inputs_for(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the inputs of a model for images: transformers' SigLIP 2 takes flattened patches and their grids."""
+    """Return the inputs of a model for these images; transformers' SigLIP 2 takes flattened patches and their grids."""
     if not type(model).__name__.startswith("Siglip2"):
         return {"pixel_values": pixel_values}
     config: Any = model.config
@@ -224,7 +224,7 @@ def inputs_for(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.
 
 @contextmanager
 def _every_patch(model: nn.Module, pixel_values: torch.Tensor) -> Iterator[dict[str, torch.Tensor]]:
-    """Make transformers' MAE, which masks and shuffles patches, use all of them in order, by its own arguments."""
+    """Yield arguments with which transformers' MAE, which masks and shuffles patches, uses all patches in order."""
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "mask_ratio"):
         yield {}
@@ -239,7 +239,7 @@ def _every_patch(model: nn.Module, pixel_values: torch.Tensor) -> Iterator[dict[
 
 @contextmanager
 def _attention_of(source: nn.Module, ours: nn.Module) -> Iterator[None]:
-    """Temporarily set our attention to the source's order of operations."""
+    """Temporarily use the attention implementation that computes in the source's order of operations."""
     probes, _ = find_probes(source)
     before = ours.config._attn_implementation  # type: ignore[union-attr]
     source_config = getattr(source, "config", None)

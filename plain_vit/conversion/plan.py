@@ -1,4 +1,4 @@
-"""Plan of a conversion before it runs: model, table and tensors, and the source's own model for comparison."""
+"""The plan of a conversion before it runs: model, table, tensors, and the source's own model for comparison."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from .tables.format import Description, Format
 
 
 class SourceModule(NamedTuple):
-    """A model of the source's own package, its layout, and whether the source's own configuration built it."""
+    """A model of the source's own package, its layout, and whether it was built from the source's own configuration."""
 
     module: nn.Module
     layout: str | None
@@ -30,15 +30,15 @@ class SourceModule(NamedTuple):
 
 @dataclass
 class ConversionPlan:
-    """The plan to convert a checkpoint; everything is known except the values of its tensors, which are not read yet.
+    """The plan to convert a checkpoint. Everything is known except the values of the tensors, which are not read yet.
 
     Args:
         whole: Our model on the meta device, with the names of the rows.
         rows: The conversion table.
-        tensors: The source's tensors, by the names of the rows; where the model uses several dtypes, all are converted
-            as they are read to the one that holds their values exactly.
+        tensors: The source's tensors, by the names of the rows. If they have several dtypes, they are converted on
+            reading to the dtype that holds all values exactly.
         description: The description of the checkpoint.
-        origin: Its format; None for our own.
+        origin: The format of the checkpoint; None for plain-vit's own.
         settings: Contents of its `config.json`.
     """
 
@@ -60,12 +60,12 @@ class ConversionPlan:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The resulting model: without a classifier only the encoder."""
+        """The resulting model; only the encoder if there is no classifier."""
         return self.whole if self.origin is None else without_empty_head(self.whole)
 
     @property
     def ignored(self) -> dict[str, str]:
-        """The tensors that our model does not use, each with the reason; never one that a row uses."""
+        """The tensors that no row uses, each with the reason why our model does not need it."""
         read = {name for names in sources_of(self.rows, self.whole.state_dict()).values() for name in names}
         return ignored_names([name for name in self.tensors if name not in read], self.description.ignored)
 
@@ -75,11 +75,11 @@ class ConversionPlan:
         *,
         mmap: bool = False,
     ) -> PreTrainedModel:
-        """Load the weights into the model; `converted` caches them for equal tables, which then share their memory.
+        """Load the weights into the model.
 
         Args:
-            converted: The weights by table, which grows.
-            mmap: Map files that writers overwrite, too.
+            converted: Cache of converted weights by table. Models with equal tables share their memory.
+            mmap: Memory-map also files that their writers may overwrite in place.
         """
         shapes = ((name, tensor.shape) for name, tensor in self.whole.state_dict().items())
         key = (*map(repr, self.rows), *shapes)
@@ -92,7 +92,7 @@ class ConversionPlan:
         return self.model.eval()
 
     def check(self) -> PreTrainedModel:
-        """Check names, shapes and dtypes against the model, which gets the dtype and stays on the meta device."""
+        """Check names, shapes and dtypes of the tensors, and return the model on the meta device, with their dtype."""
         try:
             self.whole.load_state_dict(self._convert(self.tensors.meta()), assign=True)
         except MappingError:
@@ -112,13 +112,13 @@ class ConversionPlan:
         """Build the source's own model with random weights, or return the reason why it cannot be built."""
         if self.origin is None:
             return "the source is plain-vit's own"
-        # Their model, its new weights, and our model; for another dtype, both models again in float32.
+        # Copies of the weights: their model, its random weights, our model; for another dtype, two models in float32.
         dtypes = {entry.dtype for entry in self.tensors.entries.values()}
         parameters = sum(parameter.numel() for parameter in self.whole.parameters())
         needed = 4 * parameters * (3 if dtypes == {torch.float32} else 5) + memory_of_probing(self.description.config)
         if (free := psutil.virtual_memory().available) < needed:
             return f"it takes {in_bytes(needed)} of memory, but only {in_bytes(free)} are free"
-        # A release that is not installed may differ from the installed one only in the names and axes of tensors.
+        # A layout of another release differs from the installed one at most in the names and axes of tensors.
         reasons = []
         assumes_head = any(one.field == "head" for one in self.description.inferences)
         try:
@@ -158,13 +158,13 @@ def fill_module(
     state = revert(target.rows(config, layout), tensors, config)
     like = next(iter(tensors.values()))
     for name, tensor in module.state_dict().items():
-        if tensor.numel() == 0:  # a class token without rows
+        if tensor.numel() == 0:  # such as a class token with no rows
             state.setdefault(name, tensor.to(like.device, like.dtype))
     module.load_state_dict(dict(target.for_module(state, config, layout)), assign=True)
 
 
 def without_empty_head(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the resulting model: only the encoder if there is no classifier."""
-    # Without a classifier DeiT's output is still the mean of two tokens, which only the classification model computes.
+    """Return the model, or only its encoder if there is no classifier."""
+    # Without a classifier DeiT still returns the mean of two tokens, which only the classification model computes.
     headed = model.config.num_labels or model.config.use_distillation_token
     return model if headed or isinstance(model, modeling.PlainViTForMaskedImageModeling) else cast(Any, model).vit

@@ -1,4 +1,4 @@
-"""Recognition of the format of a state dict by its names, and errors for unknown ones."""
+"""Recognise the format of a state dict by its names, and explain what is wrong with unknown names."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -18,11 +18,11 @@ from ..files.reading import strip_wrappers
 from ..files.tensors import LazyTensors
 from .tables.format import Format, Hints, StateDict
 
-MAX_PREFIX_PARTS = 4  # of a nested module
-# Names of our own encoders, after the prefix of the model around them.
+MAX_PREFIX_PARTS = 4  # longest path of a nested module
+# Names in plain-vit's own encoders, after the prefix of the model around them.
 OUR_PATCHES = "embeddings.patch_embeddings.projection.weight"
 OUR_LAYER = re.compile(r"layers\.\d+\.(layernorm_(before|after)|layer_scale[12]|(attention|mlp)(_branches)?)\..*")
-# Parts of names that adapters have, of peft or loralib, and models only where one is not merged.
+# Parts of the tensor names of adapters by peft or loralib, alone or in a model that they are not merged into.
 ADAPTERS = re.compile(
     r"lora_([AB]|embedding_[AB]|magnitude_vector)|(hada|lokr)_w[12](_[ab])?|ia3_l|b?oft_[RS]|vera_lambda_[bd]"
 )
@@ -31,14 +31,14 @@ ADAPTERS = re.compile(
 def recognise(
     names: StateDict, formats: Mapping[str, Format], source: str, stored: StateDict, wrappers: Sequence[str]
 ) -> Format:
-    """Return the format with these names.
+    """Return the format of a state dict.
 
     Args:
-        names: The tensors by their names, without prefixes of training code.
+        names: The tensors by name, without prefixes of training code.
         formats: All formats by name.
         source: Name of the checkpoint for error messages.
         stored: The tensors by their names in the file.
-        wrappers: The keys under which they are nested.
+        wrappers: The keys under which the state dict is nested in the file.
 
     Raises:
         AmbiguousCheckpointError: Several formats match.
@@ -72,11 +72,11 @@ def require(
     stored: StateDict,
     wrappers: Sequence[str],
 ) -> None:
-    """Refuse names that do not match the given format; the arguments are those of `recognise`.
+    """Raise an error if the names do not match the given format; the arguments are as for `recognise`.
 
     Raises:
-        MappingError: There are further tensors outside the model.
-        UnknownFormatError: names the format that they match.
+        MappingError: There are other tensors outside the model.
+        UnknownFormatError: The names are not of this format; names the format that they match.
     """
     if unexpected_names := format.unexpected_names(names):
         raise MappingError(
@@ -95,10 +95,10 @@ def require(
 
 
 def refuse_adapters(names: Collection[str], source: str) -> None:
-    """Refuse tensors of an adapter, alone or beside a model into which it was not merged.
+    """Raise an error if there are tensors of an adapter, alone or in a model that it is not merged into.
 
     Raises:
-        CheckpointError: says how to merge them.
+        CheckpointError: explains how to merge the adapter.
     """
     found = [name for name in names if any(map(ADAPTERS.fullmatch, name.split(".")))]
     if not found:
@@ -116,10 +116,10 @@ def refuse_adapters(names: Collection[str], source: str) -> None:
 
 
 def refuse_settings(settings: Mapping[str, Any], formats: Mapping[str, Format], source: str) -> None:
-    """Refuse a folder whose `config.json` names a model that does not open, whatever its tensors are called.
+    """Raise an error if a `config.json` names an unsupported model, whatever the tensors are called.
 
     Raises:
-        UnknownFormatError: names it.
+        UnknownFormatError: names the model.
     """
     for format in formats.values():
         if (described := format.settings_of_others(settings)) is not None:
@@ -127,10 +127,10 @@ def refuse_settings(settings: Mapping[str, Any], formats: Mapping[str, Format], 
 
 
 def refuse_unknown_architecture(hints: Hints, format: Format, formats: Mapping[str, Format], source: str) -> None:
-    """Refuse an architecture that the format does not have.
+    """Raise an error if the caller gave an architecture that the format does not have.
 
     Raises:
-        CheckpointError: names those that are spelt alike.
+        CheckpointError: suggests architectures with similar names.
     """
     name = hints.architecture
     if name is None or format.has_architecture(name):
@@ -143,15 +143,15 @@ def refuse_unknown_architecture(hints: Hints, format: Format, formats: Mapping[s
 
 
 def models_inside(tensors: StateDict, formats: Mapping[str, Format]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the parts of a state dict that are a model of a format, by their prefix.
+    """Find the parts of a state dict that are a model of a known format.
 
     Args:
-        tensors: By their names in the file.
+        tensors: The tensors by their names in the file.
         formats: All formats by name.
 
     Returns:
-        The formats of those that open, or ask before they do; and what others are, of a model that does not. Of nested
-        prefixes only the outermost is in either.
+        For each prefix of a model that opens, with or without hints, its format; and for each prefix of an unsupported
+        model its description. Of nested prefixes, only the outermost is returned.
     """
     opening: dict[str, str] = {}
     others: dict[str, str] = {}
@@ -186,20 +186,20 @@ def _meta(tensors: StateDict) -> StateDict:
 
 
 def _fault(format: Format, tensors: StateDict) -> Exception | None:
-    """Return why tensors are those of no model that opens, whatever is said about them; None if they may be."""
+    """Return the error that tensors raise whatever the hints are; None if some hints may open them."""
     try:
         format.describe_checkpoint(tensors, {}, Hints())
     except (UnknownFormatError, MappingError, ExportError) as error:
         return error
-    except PlainViTError:  # something is missing that the caller can give
+    except PlainViTError:  # the caller can give what is missing
         return None
-    except Exception as error:  # of names that look like a model's and are none
+    except Exception as error:  # names that only look like a model's
         return error
     return None
 
 
 def _remedy(stored: StateDict, formats: Mapping[str, Format], wrappers: Sequence[str]) -> str:
-    """Return a remedy with the keys that would open parts of a state dict, or what such parts are."""
+    """Return the keys that would open parts of a state dict, or else what unsupported models it contains."""
     opening, others = models_inside(stored, formats)
     keys = [f"key={'.'.join((*wrappers, prefix))!r} names a model of {format}" for prefix, format in opening.items()]
     known = (f"under {prefix!r} are those of {what}, which does not open" for prefix, what in others.items())
@@ -208,7 +208,7 @@ def _remedy(stored: StateDict, formats: Mapping[str, Format], wrappers: Sequence
 
 
 def _are_ours(names: Collection[str]) -> bool:
-    """Return whether a state dict is of one of our own modules: has its patches, and no other layers."""
+    """Return whether a state dict is of one of plain-vit's modules: it has our patch projection and only our layers."""
     for patches in (name for name in names if name.endswith(OUR_PATCHES)):
         prefix = patches.removesuffix(OUR_PATCHES)
         own = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

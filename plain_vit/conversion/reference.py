@@ -1,4 +1,4 @@
-"""Reference logits of a source, which determine the missing settings of its checkpoint."""
+"""Find the missing settings of a checkpoint with reference logits from its source."""
 
 import itertools
 import math
@@ -18,20 +18,20 @@ from .tables.compare_modules import empty_model
 from .tables.engine import without_prefix
 from .tables.format import HINTS, Description, Format, Hints, Inference
 
-# For logits computed elsewhere, perhaps on another machine. Wrong head counts or poolings exceed it by far, a wrong
-# epsilon does not. Half precision rounds more, in every layer, so this number of its rounding errors is allowed.
+# For logits that may come from another machine. A wrong head count or pooling exceeds this by far, a wrong epsilon does
+# not. Half precision rounds more, in every layer, so a number of its rounding errors is allowed as well.
 REFERENCE_TOLERANCE = 1e-3
 ROUNDINGS = 8
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Pixels and the output of a source's own model for them, in evaluation mode.
+    """Pixels and the source model's output for them, in evaluation mode.
 
     Args:
         pixel_values: Shape (B, C, H, W), in float32.
         logits: Shape (B, num_labels), in float32; without a classifier the output of the model, (B, D) or (B, L, D).
-        dtype: The coarser of their original dtypes.
+        dtype: The coarser of the two original dtypes.
     """
 
     pixel_values: torch.Tensor
@@ -43,7 +43,7 @@ class Reference:
         """Validate a pair of tensors or arrays.
 
         Raises:
-            CheckpointError: It is not such a pair, or cannot distinguish models.
+            CheckpointError: The pair is invalid, or cannot distinguish models.
         """
         try:
             pixel_values, logits = (torch.as_tensor(one).detach().cpu() for one in reference)
@@ -68,7 +68,7 @@ class Reference:
         return read
 
     def tolerance(self, dtypes: Iterable[torch.dtype]) -> float:
-        """Return the tolerance, relative to the largest logit, for the correct model with tensors of these dtypes."""
+        """Return the tolerance for a correct model with tensors of these dtypes, relative to the largest logit."""
         coarsest = max(torch.finfo(dtype).eps for dtype in (self.dtype, *dtypes) if dtype.is_floating_point)
         return max(REFERENCE_TOLERANCE, ROUNDINGS * coarsest)
 
@@ -91,12 +91,12 @@ class Reference:
 
 
 Way = tuple[Hints, Description]
-SHOW_PROGRESS_FROM = 20  # ways to read a checkpoint
-MAX_WAYS = 1000  # each takes at least a tenth of a second for one image with a ViT-B
+SHOW_PROGRESS_FROM = 20  # ways
+MAX_WAYS = 1000  # each takes at least 0.1 s, for one image with a ViT-B
 
 
 class ForeignCheckpoint:
-    """A checkpoint of another package being opened, with one or several interpretations."""
+    """A checkpoint of another package that may be interpreted in several ways."""
 
     def __init__(self, origin: Format, tensors: LazyTensors, settings: Mapping[str, Any]):
         self.origin = origin
@@ -105,10 +105,10 @@ class ForeignCheckpoint:
         self.notes: list[str] = []
 
     def describe(self, hints: Hints) -> Description:
-        """Return its only description.
+        """Return the only description that the checkpoint and the hints allow.
 
         Raises:
-            AmbiguousCheckpointError: It has several; names the format that was recognised.
+            AmbiguousCheckpointError: There are several; names the format that was recognised.
         """
         try:
             return self.origin.describe_checkpoint(self.tensors.meta(), self.settings, hints)
@@ -125,11 +125,11 @@ class ForeignCheckpoint:
         return ConversionPlan(empty_model(description.config), rows, tensors, description, self.origin, self.settings)
 
     def try_reference(self, hints: Hints, reference: Reference) -> Description:
-        """Try every possible description, and return the one that gives these logits.
+        """Try every possible description, and return the one that gives the reference logits.
 
         Raises:
-            VerificationError: None gives them.
-            AmbiguousCheckpointError: Several give them, or there are too many to try.
+            VerificationError: No description gives the logits.
+            AmbiguousCheckpointError: Several descriptions give them, or there are too many to try.
         """
         tolerance = reference.tolerance(entry.dtype for entry in self.tensors.entries.values())
         tried: list[tuple[float, Hints, Description]] = []
@@ -154,7 +154,7 @@ class ForeignCheckpoint:
             )
         asked = [field.name for field in fields(Hints)
                  if any(getattr(one[1], field.name) != getattr(hints, field.name) for one in tried)]  # fmt: skip
-        # A second way is as good if rounding explains its difference to the reference or to the first.
+        # Another way fits as well if rounding explains its distance, or its distance is close to the nearest way's.
         fitting = [attempt for attempt in tried if attempt[0] <= max(TOLERANCE, 10 * nearest)]
         # Several hints may describe the same model.
         fitting = list({str(attempt[2].config): attempt for attempt in reversed(fitting)}.values())[::-1]
@@ -177,9 +177,9 @@ class ForeignCheckpoint:
         return replace(description, inferences=[*others, *inferences])
 
     def possible(self, hints: Hints, reference: Reference, impossible: list[Exception]) -> Iterator[list[Way]]:
-        """Yield the ways to complete the hints: first by the missing ones, then by their alternatives.
+        """Yield the ways to complete the hints: first with the missing hints, then with their alternatives.
 
-        Errors of impossible ways are appended to `impossible`.
+        Errors from impossible ways are appended to `impossible`.
         """
         try:
             yield [(hints, self.describe(hints))]
@@ -196,10 +196,10 @@ class ForeignCheckpoint:
     def completed(
         self, hints: Hints, candidates: Mapping[str, Sequence[Any]], reference: Reference, impossible: list[Exception]
     ) -> list[Way]:
-        """Return every possible way to set these arguments, and those that are then still missing.
+        """Return every possible way to set these hints, and any hints that are then still missing.
 
         Raises:
-            AmbiguousCheckpointError: There are too many, or an argument has no candidates.
+            AmbiguousCheckpointError: There are too many ways, or a hint has no candidates.
         """
         height, width = reference.pixel_values.shape[-2:]
         if "image_size" in candidates and hints.image_size is None:
@@ -236,16 +236,16 @@ class ForeignCheckpoint:
     def distances(
         self, ways: Sequence[Way], reference: Reference, faults: list[Exception]
     ) -> list[tuple[float, Hints, Description]]:
-        """Return the distance of each way from the logits.
+        """Return the ways with their distances from the reference logits.
 
-        If the weights do not load, or the pixels do not fit, the error is appended to `faults`.
+        If the weights do not load, or the pixels do not fit the model, the error is appended to `faults`.
         """
         converted: dict[tuple[object, ...], dict[str, torch.Tensor]] = {}
-        known: dict[str, float | None] = {}  # of equivalent models
+        known: dict[str, float | None] = {}  # distances by model
         distances = []
         for complete, description in tqdm(ways, desc="trying", unit="way", disable=len(ways) < SHOW_PROGRESS_FROM):
             computed = description.config.to_dict()
-            if description.config.position_resampling == "truncate":  # the grid of the table is not used
+            if description.config.position_resampling == "truncate":  # the table is used without its grid
                 del computed["image_size"]
             key = str(computed)
             if key not in known:

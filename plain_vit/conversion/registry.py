@@ -1,4 +1,4 @@
-"""Registry of sources: an additional one is one module or package and one line here."""
+"""Registry of sources. To add a source, write a module or package and add one line here."""
 
 from .sources.google import GOOGLE
 from .sources.open_clip.source import OPEN_CLIP
@@ -17,7 +17,7 @@ def format_named(name: str) -> Format:
     """Return the source of this name.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no such source.
     """
     if name not in FORMATS:
         raise ValueError(f"format is {name!r}: expected one of {', '.join(FORMATS)}")

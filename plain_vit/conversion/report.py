@@ -1,4 +1,4 @@
-"""Report of a conversion, and its result."""
+"""The result of a conversion and its report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from ..errors import printable
 from .parity import StageDifference
 from .tables.format import NO_TENSOR, UNPROVEN, Inference
 
-# For the same computation in another order of operations, in float32; the only tolerance of the project.
+# For equal computations in float32 that differ in the order of operations; the only tolerance of the project.
 TOLERANCE = 1e-5
-REFERENCE = "the reference"  # prefix of the source of inferences made from reference logits
-SUBTLE = ("layer_norm_eps", "hidden_act")  # their values may differ by less than what a reference may be off
+REFERENCE = "the reference"  # prefix of `Inference.source` for values found with reference logits
+SUBTLE = ("layer_norm_eps", "hidden_act")  # a wrong value may change logits by less than the reference's tolerance
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,18 @@ class Report:
 
     Args:
         source: File, folder or Hub id.
-        format: Its format.
-        layout: Its layout.
+        format: Format of the source.
+        layout: Layout of the source; None if its format has only one.
         config: Our configuration of the model.
         inferences: The inferred values and their origins.
         given_hints: The hints of the caller.
         used: Number of tensors used by the model.
         ignored: Tensors of the source that our model does not use, each with the reason.
         notes: Choices and assumptions made, and content skipped.
-        differences: The largest difference to the source's own model at each stage; None if they were not compared.
+        differences: The largest difference to the source's own model at each stage; None if not compared.
         is_independent: Whether that model was built from the source's own configuration, not from ours.
-        stated_by: Who names the class that reads the tensors; None if nobody does.
-        fits_reference: Whether the outputs are those of a reference.
+        stated_by: What names the class of the model, such as its config.json; None if nothing does.
+        fits_reference: Whether the outputs match a reference.
     """
 
     source: str
@@ -53,7 +53,7 @@ class Report:
 
     @property
     def unproven(self) -> list[Inference]:
-        """What affects the outputs and no tensor shows, with its origin; a model built from it cannot confirm it."""
+        """Settings that affect the outputs but that no tensor proves. A model built from them cannot confirm them."""
         given = [Inference(name, value, "the caller") for name, value in self.given_hints.items()]
         known = [one for one in (*given, *self.inferences) if not one.source.startswith(REFERENCE)]
         proven = {one.field for one in self.inferences} - {one.field for one in known}
@@ -64,7 +64,7 @@ class Report:
 
     @property
     def _absent(self) -> list[str]:
-        """The names in `NO_TENSOR` of what this model does not compute, as nobody but a class can tell."""
+        """The names in `NO_TENSOR` that this model does not compute; only the source's class can confirm that."""
         if self.fits_reference or self.format == PlainViTConfig.model_type:
             return []
         rotates = self.config.rotary_embedding_type != "none" or "rotary_embedding_type" in self.given_hints
@@ -79,7 +79,7 @@ class Report:
         return "and a reference hardly does" if self.fits_reference else "but reference= proves"
 
     def unproven_lines(self) -> list[str]:
-        """Return the lines of `unproven`: one for each setting, and one for all that is absent."""
+        """Return `unproven` as lines: one per setting, and one for all absent computations."""
         lines = [str(one) for one in self.unproven if one.source != self._why_absent]
         absent = ", ".join(NO_TENSOR[name] for name in self._absent)
         return [*lines, *([f"absent, {self._why_absent}: {absent}"] if absent else [])]
@@ -109,7 +109,7 @@ class Report:
         return printable("\n".join(lines))
 
     def _condition(self) -> str:
-        """Return what a difference to a model built from the same settings depends on."""
+        """Return the unproven settings on which the comparison with a model built from them depends."""
         settings = [f"{one.field} = {one.value!r}" for one in self.unproven if one.source != self._why_absent]
         absent = ["nothing is computed that leaves no tensor"] if self._absent else []
         return f", if {', '.join([*settings, *absent])}" if settings or absent else ""

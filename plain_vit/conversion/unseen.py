@@ -1,4 +1,4 @@
-"""How two checkpoints with equal outputs differ otherwise: settings, names of classes, prepared pixels."""
+"""How two checkpoints with equal outputs may still differ: settings, class names, preprocessing."""
 
 from typing import Any, NamedTuple
 
@@ -11,11 +11,11 @@ from .tables.compare_modules import meaning_of
 
 
 class Described(NamedTuple):
-    """What describes a checkpoint beside its weights.
+    """A checkpoint without its weights.
 
     Args:
         config: Our config of the model.
-        image_processor: Its image processor; None if unknown.
+        image_processor: The model's image processor; None if unknown.
     """
 
     config: PlainViTConfig
@@ -23,10 +23,10 @@ class Described(NamedTuple):
 
 
 def unseen_differences(one: Described, other: Described) -> list[str]:
-    """Return how two checkpoints differ beyond the outputs for images of the native size.
+    """Return the differences of two checkpoints that outputs for images of the native size do not show.
 
-    Settings (of other sizes, of training), the names of the classes, and the pixels that the image processors make of
-    three images. What only one of them has is left out.
+    Compared are the settings (for other image sizes, for training), the class names, and the output of the image
+    processors for three images. Class names or an image processor that only one checkpoint has are not compared.
     """
     ours, theirs = (meaning_of(config) | _resampling(config) for config, _ in (one, other))
     lines = [f"{name} is {ours[name]!r} and {theirs[name]!r}" for name in ours if ours[name] != theirs[name]]
@@ -46,13 +46,13 @@ def unseen_differences(one: Described, other: Described) -> list[str]:
 
 
 def class_names(config: PreTrainedConfig) -> list[str]:
-    """Return the names of the classes; none where they are numbered only."""
+    """Return the names of the classes, or an empty list if they only have numbers."""
     names = [str(name) for _, name in sorted((config.id2label or {}).items())]
     return [] if all(name.startswith("LABEL_") for name in names) else names
 
 
 def _resampling(config: PlainViTConfig) -> dict[str, Any]:
-    """Return how tables of positions are resampled to other sizes, None without such tables."""
+    """Return how position tables are resampled for other image sizes; None without such tables."""
     tables = config.position_embedding_type in ("learned", "learned_2d", "factorized")
     return {
         "position_resampling": config.position_resampling if tables else None,
@@ -63,7 +63,7 @@ def _resampling(config: PlainViTConfig) -> dict[str, Any]:
 
 
 def _difference_of_pixels(one: Any, other: Any, channels: int) -> str | None:
-    """Return how the pixels of two image processors differ, on noise of several shapes; None if they are equal."""
+    """Describe how the outputs of two image processors differ on noise of several shapes; None if they are equal."""
     levels = np.random.default_rng(0)
     worst = 0.0
     for height, width in ((300, 200), (97, 131), (240, 640)):
@@ -72,7 +72,7 @@ def _difference_of_pixels(one: Any, other: Any, channels: int) -> str | None:
         picture = Image.fromarray(image) if channels in (1, 3, 4) else image
         try:
             ours, theirs = (each(picture, return_tensors="np")["pixel_values"] for each in (one, other))
-        except (ValueError, TypeError, RuntimeError) as error:  # such as a filter that one backend lacks
+        except (ValueError, TypeError, RuntimeError) as error:  # such as a filter that its backend lacks
             return f"one of them refuses an image of {height} x {width} pixels ({error})"
         if ours.shape != theirs.shape:
             return f"one makes {ours.shape[1:]} of an image of {height} x {width} pixels, the other {theirs.shape[1:]}"

@@ -1,5 +1,5 @@
-"""The packages whose checkpoints are opened, one room each.
+"""The packages whose checkpoints open, one subpackage each.
 
-Every room has the same plan: `source.py` is the subclass of `Format`, `tables.py` or `families.py` the rows that map
-names, `pixels.py` its preprocessing, and data files the architectures that it knows by name.
+They are laid out alike: `source.py` has the subclass of `Format`, `tables.py` or `families.py` the conversion tables,
+`pixels.py` the preprocessing, and the data files the package's named architectures.
 """

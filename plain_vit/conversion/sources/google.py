@@ -1,7 +1,7 @@
 """Google's checkpoints of vision_transformer and big_vision: the `.npz` files of the paper and later work.
 
-The models are JAX programs, which are not run here: the tensors and their shapes determine nearly everything, and the
-rest is the same in both code bases. Kernels have their inputs first, those of the attention have an axis for the heads.
+The models are JAX programs, which are not run here. The tensors and their shapes determine nearly everything, and the
+rest is the same in both code bases. Kernels have their inputs first; attention kernels have an axis for the heads.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ from ..tables.infer import size_fault, square_grid
 from ..tables.pixels import default_processor
 from .timm.pixels import processor_from_timm
 
-# Prefixes of the names: none, of a flax.optim state, of big_vision's parameters, of its image tower.
+# Prefixes of the names: none, in a flax.optim state, in big_vision's parameters, in big_vision's image tower.
 PREFIXES = ("", "opt/target/", "params/", "params/img/")
 
 IGNORED = (
@@ -35,21 +35,21 @@ IGNORED = (
 )
 
 # Names of the position table, and whether it has a row for the class token: in the paper's code, in big_vision before
-# 2022, in big_vision since.
+# 2022, in later big_vision.
 POSITIONS = {
     "Transformer/posembed_input/pos_embedding": True,
     "Transformer/pos_embedding": True,
     "pos_embedding": False,
 }
 
-# The parts of a block are numbered together by flax before "linen", and per type since.
+# flax before "linen" numbers all parts of a block together; linen numbers them per type.
 BLOCKS = {
     "vision_transformer": ("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"),
     "big_vision": ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"),
 }
 OWN_POSITIONS = {"vision_transformer": "Transformer/posembed_input/pos_embedding", "big_vision": "pos_embedding"}
 
-# Common to all these models. The activation is not stored in a file: nn.gelu of flax is the tanh form by default.
+# Common to all these models. Files do not contain the activation: flax's nn.gelu is the tanh approximation by default.
 EPS = 1e-6
 HIDDEN_ACT = "gelu_pytorch_tanh"
 FIXED_FIELDS: dict[str, Any] = {
@@ -85,13 +85,13 @@ FILE_FIELDS = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes in a file; as text in reports and hints, such as "big_vision scan".
+    """Names and shapes in a file, written as text in reports and hints, such as "big_vision scan".
 
     Args:
-        code: The code base whose names the blocks have, "vision_transformer" or "big_vision".
+        code: The code base that the names of the blocks come from, "vision_transformer" or "big_vision".
         stacked: Whether the layers are stacked in one tensor ("scan").
         flat_gains: Whether the gains of group norms have four axes ("4d").
-        positions: Name of the position table; part of the text if it is not the default of the code base.
+        positions: Name of the position table; part of the text if it is not the code base's default.
     """
 
     code: str
@@ -120,7 +120,7 @@ class Layout:
         """Return the layout of these names and shapes.
 
         Raises:
-            CheckpointError: The attention has the names of neither code base.
+            CheckpointError: The names of the attention are of neither code base.
         """
         stacked = any(name.startswith("Transformer/encoderblock/") for name in shapes)
         block = f"Transformer/encoderblock{'' if stacked else '_0'}"
@@ -133,7 +133,7 @@ class Layout:
 
     @classmethod
     def to_write(cls, config: PlainViTConfig, text: str | None) -> "Layout":
-        """Return the requested layout, else that of the code base that adds positions like this model."""
+        """Return the requested layout, or else the layout of the code base that adds positions as this model does."""
         paper = config.use_class_token and config.position_embedding_on_prefix
         return cls.parse(text or ("vision_transformer" if paper else "big_vision"))
 
@@ -158,7 +158,7 @@ CHANNELS_FIRST = each(
     lambda weight, config: weight.permute(2, 3, 1, 0),
 )
 
-# Query, key and value map (D,) to (heads, d).
+# Query, key and value project (D,) to (heads, d).
 FROM_HEADS = each(
     "FROM_HEADS",
     lambda kernel, config: kernel.flatten(1).mT,
@@ -170,7 +170,7 @@ BIAS_FROM_HEADS = each(
     lambda bias, config: bias.unflatten(0, (config.num_attention_heads, -1)),
 )
 
-# The output projection maps (heads, d) to (D,).
+# The output projection projects (heads, d) to (D,).
 JOIN_HEADS = each(
     "JOIN_HEADS",
     lambda kernel, config: kernel.flatten(0, 1).mT,
@@ -205,7 +205,7 @@ def attention_rows(source: str, ours: str, stacked: bool = False) -> list[Row]:
 
 
 def _rows(source: str, ours: str, leaves: Mapping[str, tuple[str, Transform | None]], stacked: bool) -> list[Row]:
-    """Return one row for each tensor of a module, optionally stacked along a first axis."""
+    """Return one row per tensor of a module, optionally stacked along a first axis."""
     rows = []
     for theirs, (leaf, transform) in leaves.items():
         if stacked:
@@ -230,7 +230,7 @@ def block_rows(layout: Layout) -> list[Row]:
 
 
 def stem_rows(config: PlainViTConfig, layout: Layout) -> list[Row]:
-    """Return the rows of a hybrid's ResNet, whose stages and units are counted from 1."""
+    """Return the rows of a hybrid's ResNet, where stages and units are counted from 1."""
     ours = "vit.embeddings.patch_embeddings"
     parts = {("conv_root", "gn_root"): (f"{ours}.conv", f"{ours}.norm")}
     for stage, depth in enumerate(config.stem_depths):
@@ -345,7 +345,7 @@ class GoogleFormat(Format):
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
-        """Return a processor with the preprocessing of Google's evaluation, as far as the file identifies it."""
+        """Return a processor with the preprocessing of Google's evaluation, as far as the file shows it."""
         if hints.image_mean is not None or hints.image_std is not None or config.num_channels != 3:
             return super().image_processor(config, settings, preprocessor, hints)
         antialias = "TensorFlow resizes without antialiasing: downscaled images differ slightly from its own"
@@ -370,7 +370,7 @@ class GoogleFormat(Format):
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
     ) -> None:
-        """Write an `.npz` without a prefix, bfloat16 as two-byte voids; the format stores no processor.
+        """Write an `.npz` without prefix, with bfloat16 as two-byte voids. The format stores no processor.
 
         Raises:
             ExportError: lists every part that Google's code cannot represent.

@@ -1,1 +1,1 @@
-"""What every source is built from: rows that map names and are read both ways, inference of settings, pixels."""
+"""Building blocks of all sources: conversion tables that are read both ways, inferred settings, image processors."""

@@ -1,4 +1,4 @@
-"""Comparison of two live modules or two configs, which detects parts of a model that a conversion would lose."""
+"""Compare two live modules or two configs, to detect parts of a model that a conversion would lose."""
 
 import copy
 import enum
@@ -15,12 +15,12 @@ from transformers.initialization import no_init_weights
 from ... import modeling_plain_vit as modeling
 from ...configuration_plain_vit import PlainViTConfig
 
-# Attributes of every module, and those that packages set on one without using them in a forward pass.
+# Attributes of every module, and attributes that packages set on modules but do not use in a forward pass.
 BOOKKEEPING = {*vars(nn.Module()), "_is_hf_initialized", "_compiled_call_impl", "_is_torch_compile", "_fast_norm"}
 # Containers that run their parts in order.
 ORDERED = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-# Fields without a counterpart in other packages, which do not affect a trained model at its native size.
+# Fields without a counterpart in other packages. They do not affect a trained model at its native size.
 NEUTRAL_FIELDS = {
     "initialization", "initializer_range", "zero_init_classifier", "reconstruction_target", "pixel_mean", "pixel_std",
     "apply_layernorm", "reshape_hidden_states", "_out_features", "_out_indices", "position_resampling",
@@ -35,7 +35,7 @@ def empty_model(config: PlainViTConfig) -> PreTrainedModel:
     """Build our model for a config on the meta device.
 
     Args:
-        config: Of a masked-image model if `architectures` names it, otherwise of a classifier.
+        config: The config. The model is a classifier, unless `architectures` names the masked-image model.
     """
     classes = modeling.PlainViTForImageClassification, modeling.PlainViTForMaskedImageModeling
     with torch.device("meta"), no_init_weights():
@@ -48,10 +48,10 @@ def class_path(module: nn.Module) -> str:
 
 
 def class_name(module: nn.Module, classes: Mapping[str, str]) -> str:
-    """Return the shared name of a module's class and its equivalents, or the path of the class.
+    """Return the name that a module's class shares with its equivalents, or the path of the class.
 
     Args:
-        module: The module. GELU is one class for two functions: the approximate one is "...GELU(tanh)".
+        module: The module. torch's GELU computes two functions: the tanh approximation is "...GELU(tanh)".
         classes: Paths of equivalent classes, with their shared name.
     """
     path = class_path(module)
@@ -61,13 +61,13 @@ def class_name(module: nn.Module, classes: Mapping[str, str]) -> str:
 
 
 def epsilon_of(norm: Any) -> float | None:
-    """Return a norm's epsilon; for an RMSNorm without one, the default that torch derives from its dtype."""
+    """Return a norm's epsilon; for an RMSNorm with `eps=None`, the value that torch derives from the dtype."""
     if type(norm) is not nn.RMSNorm or norm.eps is not None:
         return getattr(norm, "eps", None)
     dtype = torch.float32 if norm.weight is None else norm.weight.dtype
     small = torch.linspace(1e-6, 1e-2, 8, dtype=dtype)
     chosen = nn.functional.rms_norm(small, small.shape)
-    for candidate in (torch.float64, torch.float32, dtype):  # recent releases compute half precision in float32
+    for candidate in (torch.float64, torch.float32, dtype):  # recent releases of torch compute float16 in float32
         eps = torch.finfo(candidate).eps
         if torch.equal(nn.functional.rms_norm(small, small.shape, eps=eps), chosen):
             return eps
@@ -81,15 +81,16 @@ def differences(
     silent: Collection[str],
     without: str | tuple[str, ...] = (),
 ) -> list[str]:
-    """Return the differences of two modules: classes, settings, functions and shapes of their parts, but not the values
-    of tensors.
+    """Return how two modules differ in the classes, settings, functions and shapes of their parts.
+
+    The values of tensors are not compared.
 
     Args:
         module: The module described first in each line.
         other: The module to compare it with.
         classes: Paths of equivalent classes, with their shared name.
-        silent: Attributes that do not affect the computation.
-        without: Parts whose path begins with this, or with one of these, are skipped.
+        silent: Attributes to ignore, because they do not affect the computation.
+        without: Prefix or prefixes of the paths to skip.
     """
     ours, theirs = _description(module, classes, silent), _description(other, classes, silent)
     return [
@@ -120,7 +121,7 @@ def _description(module: nn.Module, classes: Mapping[str, str], silent: Collecti
 
 
 def _comparable(value: Any, depth: int = 4) -> Any:
-    """Return an attribute in comparable form, equal for attributes with the same effect."""
+    """Return an attribute in a form that compares equal for attributes with the same effect."""
     if value is None or isinstance(value, bool | int | float | str):
         return value.value if isinstance(value, enum.Enum) else value
     if isinstance(value, torch.Tensor):
@@ -146,7 +147,7 @@ def _comparable(value: Any, depth: int = 4) -> Any:
 
 
 def _function(function: Any, depth: int) -> Any:
-    """Return a function's name with its closure and defaults, which may differ for the same name."""
+    """Return a function's name, closure and defaults; functions of one name may differ in the other two."""
     name = f"{getattr(function, '__module__', None)}.{function.__qualname__}"
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     held = _comparable((*cells, *(getattr(function, "__defaults__", None) or ())), depth - 1) if depth > 0 else ()
@@ -155,17 +156,17 @@ def _function(function: Any, depth: int) -> Any:
 
 def _same(value: Any, other: Any) -> bool:
     if isinstance(value, float) and isinstance(other, float):
-        return math.isclose(value, other, rel_tol=1e-6)  # the rates of stochastic depth are computed in float32
+        return math.isclose(value, other, rel_tol=1e-6)  # stochastic depth rates are computed in float32
     return value == other
 
 
 def lost_fields(config: PlainViTConfig, read_back: Callable[[], PlainViTConfig]) -> list[str]:
-    """Return the fields of a config that change in a round trip through a target.
+    """Return the fields of a config that a round trip through a target changes.
 
     Args:
         config: Our config.
-        read_back: Returns the config as read back from the target. What cannot be kept may contradict the rest there: a
-            ValueError, whose message is returned.
+        read_back: Returns the config as read back from the target. If the target cannot keep a field, the config may
+            be invalid there: the message of its ValueError is returned.
     """
     try:
         again = read_back()
@@ -178,12 +179,12 @@ def lost_fields(config: PlainViTConfig, read_back: Callable[[], PlainViTConfig])
 
 
 def meaning_of(config: PlainViTConfig) -> dict[str, Any]:
-    """Return the fields by name, with defaults resolved and fields without effect set to None."""
+    """Return the fields of a config by name, with defaults resolved and fields without effect set to None."""
     fields = {name: getattr(config, name) for name in PlainViTConfig.__annotations__ if name not in NEUTRAL_FIELDS}
     head_dim = config.head_dim or 0
     fields["num_labels"] = config.num_labels
     if config.patch_projection != "resnet":
-        # The other two compute the same, from the same weights in another order.
+        # The other two projections compute the same, from the same weights in another order.
         fields["patch_projection"] = fields["stem_style"] = None
     fields["representation_act"] = config.representation_act if config.representation_size else None
     fields["representation_bias"] = config.representation_bias if config.representation_size else None

@@ -1,4 +1,4 @@
-"""The data files beside the sources: architectures that a source knows by name, written by `make architectures`."""
+"""Data files of the sources: their named architectures, written by `make architectures`."""
 
 import functools
 import json
@@ -10,10 +10,10 @@ SOURCES = Path(__file__).parent.parent / "sources"
 
 @functools.cache
 def data_file(name: str) -> dict[str, Any]:
-    """Return the tables of a data file; every list is a tuple.
+    """Return the tables of a data file, with tuples for lists.
 
     Args:
-        name: Its path below `sources`, such as "timm/architectures.json".
+        name: Path of the file in `sources`, such as "timm/architectures.json".
     """
     return json.loads((SOURCES / name).read_text(encoding="utf-8"), object_hook=_with_tuples)
 

@@ -1,8 +1,8 @@
 """Conversion engine: one table of rows maps a source's tensors to ours, and in reverse.
 
 A row names a module or a tensor of the source, its counterpart in our model, and the transform between them. Names are
-matched as a whole, `{}` matches an index, and the order of the rows has no effect. Every name of the source is used
-exactly once and every name of ours is filled exactly once, otherwise one error lists all problems.
+matched as a whole, `{}` matches an index, and the order of the rows has no effect. Every source tensor must be used
+exactly once, and every tensor of our model filled exactly once; one error lists all violations.
 """
 
 import re
@@ -31,12 +31,12 @@ LEAVES = ("", ".weight", ".bias")
 class Transform:
     """The conversion of the tensors of one row, in both directions.
 
-    Both functions only view, split, join and compute, so they also work on the meta device.
+    Both functions also work on the meta device.
 
     Args:
-        name: Its name in a table.
+        name: Name of the transform in a table.
         to_ours: Converts the source tensors of the row to ours.
-        to_source: The exact inverse.
+        to_source: The exact inverse of `to_ours`.
     """
 
     name: str
@@ -55,11 +55,11 @@ class Row:
     """One line of a conversion table.
 
     `{}` is an index, the same on both sides. If our name has more indices than the source's, the source stores the
-    tensors of all further indices together, and the transform receives or returns ours in the order of the indices.
+    tensors of all further indices together, and the transform takes or returns our tensors in the order of the indices.
 
     Args:
-        source: Names in the source: of a module (weight and bias are implied, if our model has them) or of a tensor.
-        ours: Names in our model, in the same form.
+        source: Names of modules (for their weight, and for their bias if our model has one) or tensors of the source.
+        ours: Names of modules or tensors in our model.
         transform: The transform between them.
     """
 
@@ -80,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True)
 class _Group:
-    """A row with concrete indices: the source tensors and ours."""
+    """A row with concrete indices: its source tensors and our tensors."""
 
     sources: tuple[str, ...]
     ours: tuple[str, ...]
@@ -101,14 +101,14 @@ def convert(
     Args:
         rows: The table.
         tensors: The source's tensors.
-        expected: Our model's state dict, for its names and shapes; it may be on the meta device.
+        expected: Our model's state dict, for names and shapes; it may be on the meta device.
         config: Our model's configuration, for the transforms.
         ignored: Patterns of source names (`*` matches anything) that no row needs, each with its reason.
-        owned: The tensors returned by `tensors` are not used elsewhere: their memory is reused instead of copied,
-            wherever ours is a contiguous part of it.
+        owned: Whether the caller gives up the tensors: their memory is then reused instead of copied, wherever our
+            tensor is a contiguous part of it.
 
     Returns:
-        Contiguous tensors by our names, with the source's dtype and device; no storage is shared.
+        Contiguous tensors by our names, with the source's dtype and device. No two share a storage.
 
     Raises:
         MappingError: lists every tensor that is missing, left over, used twice, of a wrong shape or not finite.
@@ -128,8 +128,8 @@ def stream(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Convert like `convert`, one row at a time, for sources that do not fit in memory.
 
-    Each tensor of the source is read once, and the tensors yielded may be views of it. If any name is wrong, nothing is
-    yielded; all other errors are raised together at the end, so the output is valid only if the iteration completes.
+    Each source tensor is read once, and the yielded tensors may be views of it. If any name is wrong, nothing is
+    yielded. All other errors are raised together at the end, so the output is valid only if the iteration completes.
     """
     for converted in _converted_groups(rows, tensors, expected, config, ignored):
         yield from converted.items()
@@ -142,7 +142,7 @@ def _converted_groups(
     config: PlainViTConfig,
     ignored: Sequence[tuple[str, str]],
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the converted tensors of each group, by our names."""
+    """Yield our tensors of each group, by name."""
     groups, faults = _groups(rows, expected)
     used = Counter(source for group in groups for source in group.sources)
     faults += [f"{uses} rows use {source!r}" for source, uses in used.items() if uses > 1]
@@ -193,7 +193,7 @@ def _convert_group(
 
 
 def _take_ownership(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Give each tensor a storage of its own: the part of memory that it fills, where no other one reaches into that."""
+    """Give each tensor a storage of its own: a copy only if other tensors overlap the memory that it fills."""
     spans = sorted((tensor.data_ptr(), tensor.nbytes) for tensor in tensors.values() if tensor.is_contiguous())
     apart = all(start + nbytes <= later for (start, nbytes), (later, _) in pairwise(spans))
     return {
@@ -203,7 +203,7 @@ def _take_ownership(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
 
 
 def _within_its_span(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor over the same memory, whose storage ends where the tensor does."""
+    """Return a contiguous tensor on the same memory, with a storage that covers only this tensor."""
     return torch.from_numpy(tensor.reshape(-1).view(torch.uint8).numpy()).view(tensor.dtype).reshape(tensor.shape)
 
 
@@ -212,12 +212,12 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether all values are finite; one fast sum nearly always decides it."""
+    """Return whether all values are finite. A finite sum, which is fast, nearly always proves it."""
     return tensor.device.type == "meta" or bool(tensor.sum(dtype=torch.float32).isfinite() or tensor.isfinite().all())
 
 
 def revert(rows: Sequence[Row], ours: Mapping[str, torch.Tensor], config: PlainViTConfig) -> dict[str, torch.Tensor]:
-    """Convert our tensors to the source's, by the same rows in reverse.
+    """Convert our tensors to the source's, with the same rows in reverse.
 
     Args:
         rows: The table.
@@ -228,7 +228,7 @@ def revert(rows: Sequence[Row], ours: Mapping[str, torch.Tensor], config: PlainV
         Contiguous tensors by the source's names, which share no storage with ours.
 
     Raises:
-        MappingError: lists every tensor that no row uses or that two rows use.
+        MappingError: lists every tensor that no row or more than one row uses.
     """
     groups, faults = _groups(rows, ours)
     made = Counter(source for group in groups for source in group.sources)
@@ -244,7 +244,7 @@ def revert(rows: Sequence[Row], ours: Mapping[str, torch.Tensor], config: PlainV
 
 
 def sources_of(rows: Sequence[Row], names: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Return the source tensors that each of our tensors is made from.
+    """Return the names of the source tensors that each of our tensors is made from.
 
     Args:
         rows: The table.
@@ -255,7 +255,7 @@ def sources_of(rows: Sequence[Row], names: Collection[str]) -> dict[str, tuple[s
 
 
 def ignored_names(names: Collection[str], ignored: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the names that match a pattern, each with the reason of the first such pattern."""
+    """Return the names that match a pattern, each with the reason of the first pattern that it matches."""
     reasons: dict[str, str] = {}
     for pattern, reason in reversed(ignored):
         reasons.update((name, reason) for name in names if fnmatchcase(name, pattern))
@@ -263,10 +263,10 @@ def ignored_names(names: Collection[str], ignored: Sequence[tuple[str, str]]) ->
 
 
 def without_prefix(tensors: Mapping[str, T], prefix: str, ignored: Sequence[tuple[str, str]] = ()) -> dict[str, T]:
-    """Return a source's tensors without the prefix of its model; names without it are kept.
+    """Remove the model's prefix from the names of a source's tensors; other names are kept.
 
     Raises:
-        MappingError: Two tensors get one name, and the one outside the model is not in `ignored`.
+        MappingError: Two tensors get the same name, and the tensor outside the model does not match `ignored`.
     """
     inside = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     outside = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}
@@ -279,7 +279,7 @@ def without_prefix(tensors: Mapping[str, T], prefix: str, ignored: Sequence[tupl
 
 
 def _groups(rows: Sequence[Row], names: Collection[str]) -> tuple[list[_Group], list[str]]:
-    """Return the groups of all rows for our names, and an error for each name not filled exactly once."""
+    """Return the groups of all rows for our names, and an error for each name that is not filled exactly once."""
     groups = [group for row in rows for group in _groups_of(row, names)]
     filled = Counter(name for group in groups for name in group.ours)
     faults = [f"no row fills {name!r}" for name in names if name not in filled]
@@ -290,12 +290,12 @@ def _groups(rows: Sequence[Row], names: Collection[str]) -> tuple[list[_Group], 
 
 
 def _groups_of(row: Row, names: Collection[str]) -> Iterator[_Group]:
-    """Yield the groups of a row: our names that it matches, grouped by their source tensors."""
+    """Yield the groups of a row: the names in our model that it matches, grouped by their source tensors."""
     shared = row.sources[0].count("{}")
     found: dict[tuple[tuple[str, ...], str], set[tuple[str, ...]]] = {}
     for pattern in row.targets:
         expression = re.compile(re.escape(pattern).replace(r"\{\}", INDEX) + LEAF)
-        # Most rows of a large table have no index, so their names can be looked up instead of searched.
+        # Most rows of a large table have no index: look their names up instead of matching all names.
         candidates = names if "{}" in pattern else [pattern + leaf for leaf in LEAVES if pattern + leaf in names]
         for match in filter(None, map(expression.fullmatch, candidates)):
             *numbers, leaf = match.groups(default="")
@@ -313,7 +313,7 @@ def _groups_of(row: Row, names: Collection[str]) -> Iterator[_Group]:
 
 
 def then(first: Transform, second: Transform) -> Transform:
-    """Return the composition of two transforms, in order from source to ours."""
+    """Return the composition of two transforms; `to_ours` applies `first`, then `second`."""
     return Transform(
         f"{first.name}, then {second.name}",
         lambda tensors, config: second.to_ours(first.to_ours(tensors, config), config),
@@ -335,7 +335,7 @@ def each(
 
 
 def split(name: str, count: int) -> Transform:
-    """Return the transform for `count` of our tensors that the source stores concatenated along the first axis."""
+    """Return the transform from one source tensor to the `count` tensors concatenated along its first axis."""
     return Transform(
         name,
         lambda tensors, config: tensors[0].chunk(count, dim=0),
@@ -351,7 +351,7 @@ def inverse(name: str, transform: Transform) -> Transform:
 SPLIT_QKV = split("SPLIT_QKV", 3)  # query, key and value
 SPLIT_KV = split("SPLIT_KV", 2)  # key and value
 
-# The tensors of all layers, stacked along a first axis (checkpoints of scanned layers).
+# The source stacks the tensors of all layers along a first axis, as `nn.scan` of flax does.
 UNSTACK = Transform(
     "UNSTACK",
     lambda tensors, config: tensors[0].unbind(0),
@@ -373,7 +373,7 @@ ADD_TWO_AXES = each(
     lambda token, config: token[0, 0],
 )
 
-# A dense layer over the pixels of a patch (row, column, channel) equals a convolution whose stride is its kernel size.
+# A dense layer on the pixels of a patch (row, column, channel) is a convolution whose stride is its kernel size.
 PIXELS_TO_KERNEL = each(
     "PIXELS_TO_KERNEL",
     lambda weight, config: weight.unflatten(1, (*config.patch_shape, config.num_channels)).permute(0, 3, 1, 2),

@@ -29,10 +29,10 @@ DROP_HEAD = (
     f"to open the encoder alone, leave the head out: drop=({HEAD!r},) in Python, --drop {HEAD} on the command line"
 )
 
-MASK_TOKENS = ("mask_token", "masked_embed")  # the second as iBOT names it
+MASK_TOKENS = ("mask_token", "masked_embed")  # "masked_embed" is iBOT's name
 MASK_TOKEN = "stands for hidden patches in pre-training, and no output reads it"
 
-# Common factors on the attention scores, as expressions.
+# Common factors on the attention scores.
 SCALES = ("head_dim**-0.5", "hidden_size**-0.5")
 
 
@@ -92,36 +92,36 @@ LABELS = Expectation(
 class Hints:
     """Settings given by the caller that a checkpoint may not contain; None if not given.
 
-    Every given hint is either used in the model or reported in an error: see `unused_hints`. The valid values of each
-    are beside its type.
+    Every given hint is either used in the model or reported in an error: see `unused_hints`. The annotations give the
+    valid values.
 
     Args:
-        num_attention_heads: Heads of each attention.
+        num_attention_heads: Number of heads of each attention.
         head_dim: Width of one head.
         attention_scale: Factor on the attention scores, a number or one of `SCALES`.
         layer_norm_eps: Epsilon of every norm.
         hidden_act: Activation of the MLP.
-        pooling: One of the config's, such as "cls" or "mean"; "map" has as many heads as the blocks.
+        pooling: As in the config, such as "cls" or "mean"; the pooling "map" gets as many heads as the blocks.
         pool_prefix_tokens: Whether the pooling includes class and register tokens, not only the patches.
-        final_norm: One of the config's, such as "before_pooling" or "after_pooling".
-        block_type: One of the config's, such as "sequential" or "post_norm".
-        norm_type: One of the config's, "layer_norm" or "rms_norm".
-        mlp_type: One of the config's, such as "mlp" or "swiglu_packed" (the first half of its first layer is the gate).
-        position_embedding_type: One of the config's, such as "learned", a table added to the tokens.
-        rotary_embedding_type: "none" says that nothing rotates queries and keys, which no tensor shows; a rotation
-            opens by its `architecture`.
-        position_embedding_on_prefix: Whether the tokens before the patches have rows in that table.
+        final_norm: As in the config, such as "before_pooling" or "after_pooling".
+        block_type: As in the config, such as "sequential" or "post_norm".
+        norm_type: As in the config, "layer_norm" or "rms_norm".
+        mlp_type: As in the config, such as "mlp" or "swiglu_packed" (the first half of its first layer is the gate).
+        position_embedding_type: As in the config, such as "learned", a table added to the tokens.
+        rotary_embedding_type: "none" if queries and keys are not rotated, which no tensor shows. For a model with
+            rotary embeddings, give its `architecture`.
+        position_embedding_on_prefix: Whether the position table has rows for the tokens before the patches.
         image_size: Native input size in pixels, an int or (height, width).
         patch_size: Size of a patch in pixels, an int or (height, width).
-        num_channels: Channels of the input.
-        architecture: The source's name of the model, such as timm's "vit_base_patch16_224" or torchvision's "vit_b_16";
-            of transformers, without its config.json, the class, such as "ViTForImageClassification".
+        num_channels: Number of input channels.
+        architecture: The source's name of the model, such as timm's "vit_base_patch16_224" or torchvision's "vit_b_16".
+            For transformers without a config.json, the class, such as "ViTForImageClassification".
         layout: The layout of the format, such as the release of vit-pytorch that the checkpoint was trained with.
         key: The model to use if a file or module contains several.
         image_mean: Mean of each channel of the training images, with values in 0..1.
         image_std: Standard deviation of each channel, with values in 0..1.
-        drop: Parts to leave out: `("head",)`, the classifier, opens the encoder alone.
-        id2label: Names of the labels, in place of those of the source.
+        drop: Parts to leave out. `("head",)` drops the classifier and opens only the encoder.
+        id2label: Names of the labels, which replace the source's.
 
     Raises:
         CheckpointError: for an invalid value.
@@ -171,18 +171,19 @@ class Hints:
 
 HINTS = tuple(hint.name for hint in fields(Hints))
 
-# What a file cannot show, although outputs depend on it, in three parts; `Report.unproven` lists it with its origins.
+# Three groups of settings that affect the outputs but that tensors do not prove. `Report.unproven` lists them.
 #
-# Fields of the config whose origin every description states.
+# `UNSEEN`: config fields for which every description must give an origin.
 UNSEEN = ("num_attention_heads", "attention_scale", "layer_norm_eps", "hidden_act")
-# Further fields that tensors rarely prove: those that a hint can set.
+# `UNPROVEN`: these fields, the other hints except for those in `NEUTRAL`, and settings without a hint.
 NEUTRAL = ("key", "image_mean", "image_std", "drop", "id2label")
 UNPROVEN = (
     *UNSEEN,
     *(name for name in HINTS if name not in (*UNSEEN, *NEUTRAL)),
     *("head", "rotary_theta", "representation_act"),
 )
-# Computations without tensors, which are taken to be absent, except for a rotation that an architecture has.
+# `NO_TENSOR`: computations without parameters. They are assumed to be absent, except for rotary embeddings that an
+# architecture is known to have.
 NO_TENSOR = {
     "rotary_embedding_type": "a rotation of queries and keys",
     "computed_positions": "positions that are computed and added",
@@ -198,7 +199,7 @@ NO_TENSOR = {
 
 @dataclass(frozen=True)
 class Inference:
-    """A value inferred from the source, and its origin there."""
+    """A value inferred from the source, and where it comes from."""
 
     field: str
     value: object
@@ -211,7 +212,7 @@ class Inference:
 
 @dataclass(frozen=True)
 class Description:
-    """A source as understood by its format: enough to build our model and to choose the rows.
+    """What a format knows about a source: all that is needed to build our model and to choose the rows.
 
     Args:
         config: Our configuration; `num_labels` is 0 if the source has no classifier.
@@ -219,8 +220,8 @@ class Description:
         inferences: The inferred values, for the report. For a checkpoint they include every field of `UNSEEN` that the
             caller did not give.
         ignored: Patterns of source names that our model does not use, each with the reason.
-        prefix: Prefix of all names of the model in the source; names without it must match `ignored`.
-        stated_by: Who names the class that reads the tensors: a file beside them or the caller; None if nobody does.
+        prefix: Prefix of all names of the model in the source. Names without it must match `ignored`.
+        stated_by: What names the class of the model: a file in its folder or the caller; None if nothing does.
     """
 
     config: PlainViTConfig
@@ -232,9 +233,9 @@ class Description:
 
 
 def unused_hints(hints: Hints, description: Description) -> list[str]:
-    """Return the hints that a description does not follow, each with its value instead.
+    """Return the hints that a description does not follow, each with the value found.
 
-    Config fields are compared; an architecture and a layout must be among the inferences.
+    Hints that are config fields are compared with the config; an architecture or a layout must be among the inferences.
     """
     config, inferred = description.config, {inference.field for inference in description.inferences}
     _, head_dim = config.attention_shape
@@ -261,21 +262,21 @@ def unused_hints(hints: Hints, description: Description) -> list[str]:
 
 
 def check_hints(hints: Hints, description: Description, source: str) -> None:
-    """Refuse hints that the source contradicts or that have no effect."""
+    """Raise an error if the source contradicts a hint, or if a hint has no effect."""
     if faults := unused_hints(hints, description):
         raise CheckpointError(f"the hints contradict {source}: {'; '.join(faults)}. Correct or omit them")
 
 
 def label_fields(labels: Sequence[str]) -> dict[str, Any]:
-    """Return the label fields of our config."""
+    """Return the config fields that name the labels."""
     return {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
 
 
 def name_labels(config: PlainViTConfig, labels: Mapping[int, str] | Sequence[str]) -> None:
-    """Name the labels of a config.
+    """Set the label names of a config.
 
     Raises:
-        CheckpointError: There are more or fewer names than labels, or one is no name.
+        CheckpointError: The number of names differs from the number of labels, or a name is invalid.
     """
     named = dict(labels.items() if isinstance(labels, Mapping) else enumerate(labels))
     if sorted(named) != list(range(config.num_labels or 0)):
@@ -290,14 +291,14 @@ def name_labels(config: PlainViTConfig, labels: Mapping[int, str] | Sequence[str
 
 @dataclass(frozen=True)
 class Probes:
-    """The stages of a model, as patterns of module names.
+    """Where to observe the stages of a model, as patterns of module names.
 
     Args:
         patches: Module whose output is the projected patches.
-        blocks: Modules whose input is the tokens before each block; `{}` is the number.
-        end: Module whose input is the tokens after the last block; if it is a norm, its output is a stage too. None if
-            the output of the last block is used instead.
-        end_is_norm: Whether `end` is the final norm. If not, its output is the tokens after the last block.
+        blocks: Modules whose input is the tokens before each block; `{}` is the number of the block.
+        end: Module after the last block; None if the output of the last block is used instead.
+        end_is_norm: Whether `end` is the final norm: its input is the tokens after the last block, and its output a
+            stage of its own. If not, its output is the tokens after the last block.
         attention: Our attention implementation with the source's order of operations.
     """
 
@@ -312,21 +313,21 @@ class Format(ABC):
     """A source of checkpoints: its tensor names, configuration and module."""
 
     name: str
-    suffixes: tuple[str, ...]  # of a checkpoint that is a single file; empty if it is a folder
-    # What opens of its packages, by the start of the names of their modules, for errors.
+    suffixes: tuple[str, ...]  # of single-file checkpoints; empty if a checkpoint is a folder
+    # Classes that open, by the prefix of their package's modules, for error messages.
     opens: Mapping[str, Sequence[str]] = MappingProxyType({})
-    # The stages of its models, compared one by one; of several, the first whose modules are found in a model applies.
+    # Where to observe the stages of a model. The first entry whose modules are in the model applies.
     probes: tuple[Probes, ...] = ()
-    heads: tuple[str, ...] = ()  # the modules of the classifier
+    heads: tuple[str, ...] = ()  # names of the classifier's modules
 
     @property
     def architectures(self) -> Collection[str]:
-        """The names that the hint `architecture` takes."""
+        """The valid names for the hint `architecture`."""
         return ()
 
     @property
     def published_files(self) -> Mapping[str, str]:
-        """Architectures by published file: its name without suffix, which ends in the first digits of its SHA-256."""
+        """Architectures by published file: its name without suffix, which ends in a prefix of the SHA-256."""
         return {}
 
     @abstractmethod
@@ -334,7 +335,7 @@ class Format(ABC):
         """Return whether a state dict with these names is in this format."""
 
     def unexpected_names(self, names: Collection[str]) -> list[str]:
-        """Return the names outside the prefix of the model that no known wrapper has."""
+        """Return the names outside the model that belong to no known wrapper."""
         return []
 
     def heads_in(self, tensors: StateDict) -> list[str]:
@@ -342,31 +343,31 @@ class Format(ABC):
         return [place for place in self.heads if any(name.startswith(f"{place}.") for name in tensors)]
 
     def classifiers(self, tensors: StateDict) -> list[str]:
-        """Return the modules that must each be one dense layer with a bias, for the classifier to open."""
+        """Return the modules of the classifier; it opens only if each is one dense layer with a bias."""
         return self.heads_in(tensors)
 
     def unread(self, tensors: StateDict) -> dict[str, str]:
-        """Return the tensors that no output depends on, each with the reason, other than those that a layout has."""
+        """Return the tensors that affect no output and that no layout has, each with the reason."""
         return {name: MASK_TOKEN for name in tensors if name.rpartition(".")[2] in MASK_TOKENS}
 
     @abstractmethod
     def matches_module(self, module: nn.Module) -> bool:
-        """Return whether this module itself, not one inside it, is of this format; its package is not imported."""
+        """Return whether this module itself, not a submodule, is of this format; does not import the package."""
 
     def names_of_others(self, names: Collection[str]) -> str | None:
-        """Return a description of the unsupported model of the source that has these names, if any."""
+        """Return a description of the unsupported model of this source that has these names, if any."""
         return None
 
     def has_architecture(self, name: str) -> bool:
-        """Return whether the hint `architecture` may be this."""
+        """Return whether a name is valid for the hint `architecture`."""
         return name in self.architectures
 
     def settings_of_others(self, settings: Mapping[str, Any]) -> str | None:
-        """Return a description of the unsupported model of the source that a `config.json` is of, if any."""
+        """Return a description of the unsupported model that a `config.json` of this source describes, if any."""
         return None
 
     def contains_model(self, module: nn.Module) -> bool:
-        """Return whether a live module is known to contain a model together with unrelated parts."""
+        """Return whether a live module is of a class known to contain a model together with unrelated parts."""
         return False
 
     @abstractmethod
@@ -375,7 +376,7 @@ class Format(ABC):
 
         Raises:
             ExportError: for a part that our model cannot represent.
-            AmbiguousCheckpointError: for settings that even the module does not determine.
+            AmbiguousCheckpointError: for settings that the module does not determine.
         """
 
     @abstractmethod
@@ -383,7 +384,7 @@ class Format(ABC):
         """Read the configuration of a checkpoint.
 
         Args:
-            tensors: The tensors by name; shapes and dtypes are free, values may have to be read.
+            tensors: The tensors by name. Shapes and dtypes cost nothing; values may have to be read from disk.
             settings: Contents of its `config.json`, empty if there is none.
             hints: The caller's hints.
 
@@ -396,7 +397,7 @@ class Format(ABC):
     ) -> tuple[Any, Sequence[str]]:
         """Return an image processor with the preprocessing of the source, and the assumptions made.
 
-        This default is for a source that does not record its preprocessing.
+        The default implementation is for sources that do not record their preprocessing.
 
         Args:
             config: Our configuration.
@@ -409,12 +410,12 @@ class Format(ABC):
 
     @abstractmethod
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
-        """Return the conversion table of a layout; if None, the layout of `build_module`."""
+        """Return the conversion table of a layout (default: the layout of `build_module`)."""
 
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
-        """Build the source's own model from a name or a `config.json` as the source interprets it, not as we do.
+        """Build the source's own model from a name or a `config.json`, as the source interprets it.
 
-        A comparison with a model of `build_module` cannot detect errors in our interpretation, which both models share.
+        A model of `build_module` shares our interpretation, so a comparison with it cannot detect errors in that.
 
         Args:
             description: The description of the checkpoint.
@@ -434,10 +435,10 @@ class Format(ABC):
         """
 
     def for_module(self, tensors: StateDict, config: PlainViTConfig, layout: str | None) -> StateDict:
-        """Return a checkpoint's tensors by the names of the module of `build_module`; by default they are the same.
+        """Rename a checkpoint's tensors for the module of `build_module`; by default the names are the same.
 
         Args:
-            tensors: As in a checkpoint of this layout, without the description's prefix.
+            tensors: The tensors of a checkpoint of this layout, without the description's prefix.
             config: Our configuration.
             layout: The layout of the format.
         """
@@ -452,12 +453,12 @@ class Format(ABC):
         Args:
             config: Our configuration.
             tensors: Our tensors, named as in `rows`.
-            path: An empty folder, or a file that does not exist for formats with `suffixes`.
+            path: For formats with `suffixes` a file that does not exist, otherwise an empty folder.
             image_processor: The processor to write with the model, if the format supports it.
             layout: The layout of the format; None for the latest.
 
         Returns:
-            The layout that was chosen, if the tensors alone may not show it.
+            The layout written, if the tensors alone may not show it.
         """
 
 

@@ -17,14 +17,14 @@ def head_counts(width: int, usual: int | None = None) -> list[int]:
 
     Args:
         width: Total width of all heads.
-        usual: The most likely count (default: that of heads of width 64, or 4 if fewer than three of those fit).
+        usual: The most likely count (default: as many heads as have width 64, or 4 heads if that is less than three).
     """
     likely = usual or (width / USUAL_HEAD_DIM if width >= 3 * USUAL_HEAD_DIM else 4)
     return sorted(divisors(width), key=lambda count: abs(math.log(count / likely)))
 
 
 def grids(patches: int) -> list[tuple[int, int]]:
-    """Return the grids (rows, columns) with this number of patches, the squarest first, wide before tall."""
+    """Return the grids (rows, columns) with this number of patches, squarest first and wide before tall."""
     sides = [(side, patches // side) for side in divisors(patches)]
     return sorted(sides, key=lambda size: (max(size) / min(size), size))
 
@@ -36,16 +36,16 @@ def square_grid(patches: int) -> tuple[int, int] | None:
 
 
 def image_sizes(patches: int, patch_size: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the image size (height, width) in pixels of a square grid of this number of patches, if there is one.
+    """Return the image size (height, width) in pixels of the square grid with this number of patches, if any.
 
-    Other grids are too many to offer, and a number that is no square may also be that of overlapping patches.
+    Other grids are too many to offer. A number that is not square may also come from overlapping patches.
     """
     grid = square_grid(patches)
     return [] if grid is None else [(grid[0] * patch_size[0], grid[1] * patch_size[1])]
 
 
 def size_fault(size: tuple[int, int], patch_size: tuple[int, int], patches: Sequence[int]) -> str | None:
-    """Return why an image of this size does not have one of these numbers of patches; None if it does."""
+    """Return an error message if an image of this size has none of these numbers of patches, otherwise None."""
     (height, width), (patch_height, patch_width) = size, patch_size
     count = (height // patch_height) * (width // patch_width)
     if count in patches:
@@ -64,6 +64,6 @@ def size_fault(size: tuple[int, int], patch_size: tuple[int, int], patches: Sequ
 
 
 def pair(size: int | Sequence[int]) -> tuple[int, int]:
-    """Return a size as (height, width); a single number is used for both."""
+    """Return a size as (height, width); an int is both."""
     height, width = (size, size) if isinstance(size, int) else size
     return height, width

@@ -1,4 +1,4 @@
-"""Image processors of sources: their common construction."""
+"""What the sources share to build image processors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def default_processor(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> tuple[PlainViTImageProcessor, tuple[str, ...]]:
-    """Return a processor for a source that does not record its preprocessing, and the assumptions made.
+    """Return an image processor for a source that does not record its preprocessing, and the assumptions made.
 
     Args:
         image_size: Input size of the model in pixels, an int or (height, width).
@@ -36,8 +36,8 @@ def default_processor(
         std: Standard deviation of each channel, with values in 0..1 (assumed if not given: 0.5).
 
     Returns:
-        The processor, which resizes the image to exactly `image_size` (bilinear), and one sentence per assumption, for
-        the report of the conversion.
+        The processor, which resizes images to exactly `image_size` (bilinear), and one sentence per assumption for the
+        report of the conversion.
     """
     height, width = pair(image_size)
     assumed = [f"the images were stretched to {height}x{width} pixels, bilinear: the checkpoint does not say"]

@@ -19,7 +19,7 @@ DEFAULTS: dict[str, Any] = {
     "resize_mode": "shortest",
     "fill_color": 0,
 }
-# "random" chooses the filter in training only.
+# "random" chooses the filter only in training.
 FILTERS = {"bicubic": "bicubic", "random": "bicubic", "bilinear": "bilinear"}
 RESIZE_MODES = ("shortest", "longest", "squash")
 CHANNELS = 3
@@ -28,12 +28,12 @@ CHANNELS = 3
 def processor_from_open_clip(preprocess_cfg: Mapping[str, Any], image_size: int | Sequence[int]) -> Any:
     """Return a processor with the same pixels as open_clip's evaluation transform, for RGB and grey images.
 
-    open_clip converts images to RGB after it has resized them. Here they are converted first, which gives other pixels
-    for transparent, palette and CMYK images.
+    open_clip converts images to RGB after resizing. This processor converts them first, which gives other pixels for
+    transparent, palette and CMYK images.
 
     Args:
         preprocess_cfg: As in an `open_clip_config.json`; missing keys and empty values have open_clip's defaults.
-        image_size: Input size of the model in pixels, an int or (height, width): open_clip ignores another `size`.
+        image_size: Input size of the model in pixels, an int or (height, width). open_clip ignores another `size`.
 
     Raises:
         CheckpointError: for entries that open_clip itself cannot use.
@@ -57,7 +57,7 @@ def processor_from_open_clip(preprocess_cfg: Mapping[str, Any], image_size: int 
         settings["size"] = {"shortest_edge": height}
     else:
         settings["resize_mode"] = "cover"
-        interpolation = "bicubic"  # whatever the configuration says
+        interpolation = "bicubic"  # open_clip ignores the configured filter here
     mean, std = (_per_channel(name, cfg[name]) for name in ("mean", "std"))
     return PlainViTImageProcessor(image_mean=mean, image_std=std, resample=INTERPOLATIONS[interpolation], **settings)
 

@@ -1,6 +1,6 @@
 """Settings of OpenCLIP's image towers, as in the `model_cfg` of an `open_clip_config.json`, and our config.
 
-A native tower is open_clip's VisionTransformer, or OpenAI's, which has fewer settings; the names of both are the same.
+A native tower is open_clip's VisionTransformer or OpenAI's. OpenAI's has the same tensor names and fewer settings.
 """
 
 from collections.abc import Mapping
@@ -41,10 +41,10 @@ DEFAULTS: dict[str, Any] = {
     "scale_attn": False,
     "scale_fc": False,
 }
-# The settings of open_clip's custom block; with a `block_type` of another kind, the plain block ignores them.
+# The settings of open_clip's custom block. If `block_type` selects the plain block, it ignores them.
 OF_CUSTOM_BLOCKS = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
-NORM_DEFAULTS = {"elementwise_affine": True, "bias": True}  # torch's, beside `eps`
-# Those of a tower that is a model of timm; it has the others too, and reads of them only `image_size` and
+NORM_DEFAULTS = {"elementwise_affine": True, "bias": True}  # torch's, except for `eps`
+# Additional fields for a tower that is a timm model. Of the fields above, it reads only `image_size` and
 # `patch_dropout`.
 TRUNK_DEFAULTS: dict[str, Any] = {
     "timm_model_name": None,
@@ -56,7 +56,7 @@ TRUNK_DEFAULTS: dict[str, Any] = {
     "timm_drop_path": None,
 }
 
-# Settings, and parts of the tensors' names, without a counterpart in our model, with the reason.
+# Settings without a counterpart in our model: the part of the tensor names that shows each, and the reason.
 REFUSED = {
     "attentional_pool": (
         "attn_pool", "CoCa's attentional pooling: normalised queries, most of them for a text decoder, attend to the "
@@ -74,7 +74,7 @@ ACTIVATIONS: dict[str, dict[str, Any]] = {
     "quick_gelu": {"quick_gelu": True, "act_kwargs": None},
     "gelu_pytorch_tanh": {"quick_gelu": False, "act_kwargs": {"approximate": "tanh"}},
 }
-# Our fields with one value in every native tower, where that is not our default.
+# Our fields that have the same value in every native tower, if it is not our default.
 FIXED_FIELDS: dict[str, Any] = {
     "patch_bias": False,
     "position_resampling": "bicubic_antialias",
@@ -85,12 +85,12 @@ FIXED_FIELDS: dict[str, Any] = {
 
 
 def architectures() -> dict[str, dict[str, Any]]:
-    """Return `embed_dim`, `quick_gelu` and `vision_cfg` of open_clip's models by name, other than modified ResNets."""
+    """Return `embed_dim`, `quick_gelu` and `vision_cfg` of open_clip's models by name, except for modified ResNets."""
     return data_file("open_clip/architectures.json")["architectures"]
 
 
 def vision_settings(model_cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the image tower in a `model_cfg`, completed by open_clip's defaults.
+    """Return the settings of the image tower in a `model_cfg`, with open_clip's defaults for missing ones.
 
     Raises:
         CheckpointError: for a `model_cfg` without an image tower, or a setting that open_clip 3.3.0 does not have.
@@ -109,17 +109,17 @@ def vision_settings(model_cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_trunk(settings: Mapping[str, Any]) -> bool:
-    """Return whether these settings are of a tower that is a model of timm."""
+    """Return whether these settings describe a tower that is a timm model."""
     return bool(settings["timm_model_name"])
 
 
 def mlp_width(settings: Mapping[str, Any]) -> int:
-    """Return the width inside the MLP, which open_clip rounds down."""
+    """Return the inner width of the MLP, which open_clip rounds down."""
     return int(settings["width"] * settings["mlp_ratio"])
 
 
 def ratio_of(inner: int, width: int) -> float:
-    """Return a ratio from which open_clip computes this width inside the MLP."""
+    """Return a ratio from which open_clip computes exactly this inner width of the MLP."""
     ratio = inner / width
     return ratio if int(width * ratio) == inner else (inner + 0.5) / width
 
@@ -128,7 +128,7 @@ def config_of(settings: Mapping[str, Any]) -> PlainViTConfig:
     """Return our config of a native tower.
 
     Args:
-        settings: As `vision_settings` returns them.
+        settings: The result of `vision_settings`.
 
     Raises:
         ExportError: lists all settings without a counterpart in our model.

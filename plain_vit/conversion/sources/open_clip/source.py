@@ -1,8 +1,7 @@
-"""OpenCLIP's and OpenAI's image towers: live modules, whole models and towers in files and folders, and export.
+"""OpenCLIP's and OpenAI's image towers: live modules, files and folders of whole models or towers, and export.
 
-Of a CLIP only the image tower opens: its output is the projection of the pooled token, our `pooler_output`. The text
-tower is not part of an image model, so an export is the tower alone, as `open_clip.create_model(...,
-pretrained_image_path=...)` reads it.
+Only the image tower of a CLIP opens. Its output is the projection of the pooled token, our `pooler_output`. Exports
+contain only the tower, and open with `open_clip.create_model(..., pretrained_image_path=...)`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +22,7 @@ from . import towers, trunks
 from .pixels import processor_from_open_clip
 from .settings import architectures, is_trunk, settings_for, vision_settings
 
-VISUAL = "visual."  # the tower in a whole model
+VISUAL = "visual."  # prefix of the tower in a whole model
 WHOLE_MODELS = {
     "open_clip.model.CLIP",
     "open_clip.model.CustomTextCLIP",
@@ -31,7 +30,7 @@ WHOLE_MODELS = {
     "clip.model.CLIP",
 }
 
-# Tensors of a whole model other than the tower's.
+# Tensors of a whole model outside the image tower.
 BESIDE = (
     *((f"{name}*", "the text tower") for name in ("text.", "transformer.", "token_embedding.", "ln_final.")),
     *(
@@ -66,7 +65,7 @@ ROWS = [
     Row(f"{BLOCK}.mlp.c_proj", f"{LAYER}.mlp.fc2"),
     Row(f"{BLOCK}.ls_2.gamma", f"{LAYER}.layer_scale2.weight"),
     Row("ln_post", "vit.layernorm"),
-    Row("ln_post", "vit.pooled_layernorm"),  # whichever of the two our model has
+    Row("ln_post", "vit.pooled_layernorm"),  # our model has one of the two
     Row("proj", "vit.representation.0.weight", TRANSPOSED),
 ]
 KERNEL = ("conv1.weight", "vit.embeddings.patch_embeddings.projection.weight")
@@ -74,12 +73,12 @@ KERNEL = ("conv1.weight", "vit.embeddings.patch_embeddings.projection.weight")
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tensors of a tower are; as text in reports and hints, such as "visual trunk".
+    """The place of a tower's tensors, written as text in reports and hints, such as "visual trunk".
 
     Args:
-        whole: Whether they have the names of a whole model, with the prefix "visual.".
-        trunk: Whether the tower is a model of timm (open_clip's TimmModel).
-        head: Whether the projection is the classifier of timm's model.
+        whole: Whether the names are of a whole model, with the prefix "visual.".
+        trunk: Whether the tower is a timm model (open_clip's TimmModel).
+        head: Whether the projection is the classifier of the timm model.
     """
 
     whole: bool = False
@@ -91,7 +90,7 @@ class Layout:
         """Parse the text of a layout.
 
         Raises:
-            ExportError: It has other words.
+            ExportError: The text has unknown words.
         """
         words = text.split()
         if unknown := set(words) - {"visual", "native", "trunk", "head"}:
@@ -104,7 +103,7 @@ class Layout:
 
 
 class OpenClipFormat(Format):
-    """Image towers of OpenCLIP and of OpenAI's CLIP, whose names are the same."""
+    """Image towers of OpenCLIP and OpenAI's CLIP, which have the same tensor names."""
 
     name = "open_clip"
     suffixes: tuple[str, ...] = (".safetensors", ".pt", ".pth", ".bin")
@@ -112,11 +111,11 @@ class OpenClipFormat(Format):
         "open_clip": [path.removeprefix("open_clip.") for path in (towers.OPEN_CLIP, trunks.TIMM_MODEL)],
         "clip.model": [path.rpartition(".")[2] for path in towers.OPENAI],
     }
-    probes = (Probes("conv1", "transformer.resblocks.{}", None),)  # the last norm may act on the pooled token alone
+    probes = (Probes("conv1", "transformer.resblocks.{}", None),)  # the last norm may act only on the pooled token
 
     @property
     def architectures(self) -> Collection[str]:
-        """The names of open_clip's models, other than modified ResNets."""
+        """The names of open_clip's models, except for modified ResNets."""
         return architectures()
 
     def matches_names(self, names: Collection[str]) -> bool:
@@ -129,7 +128,7 @@ class OpenClipFormat(Format):
         return native or (trunk and any(name.startswith(f"{prefix}trunk.blocks.0.") for name in names))
 
     def names_of_others(self, names: Collection[str]) -> str | None:
-        """Return the image tower without transformer blocks over patches that has these names, if any."""
+        """Return a description of the image tower with these names if it is not a ViT, otherwise None."""
         if "visual.layer1.0.conv1.weight" in names:
             return "a CLIP with a modified ResNet, a convolutional network"
         inside = [name.removeprefix(f"{VISUAL}trunk.") for name in names if name.startswith(f"{VISUAL}trunk.")]
@@ -138,7 +137,7 @@ class OpenClipFormat(Format):
         return f"an open_clip model with {TIMM.names_of_others(inside) or 'another model of timm'} as its image tower"
 
     def has_architecture(self, name: str) -> bool:
-        """Return whether a name is one of open_clip's, or of timm's for a tower that is a model of timm."""
+        """Return whether a name is one of open_clip's, or one of timm's for a tower that is a timm model."""
         return name in self.architectures or TIMM.has_architecture(name)
 
     def matches_module(self, module: nn.Module) -> bool:
@@ -151,16 +150,16 @@ class OpenClipFormat(Format):
         return class_path(module) in WHOLE_MODELS
 
     def heads_in(self, tensors: StateDict) -> list[str]:
-        """Return what projects the pooled token of a tower that is a model of timm."""
+        """Return the modules that project the pooled token of a tower that is a timm model."""
         places = [f"{_prefix(tensors)}{place}" for place in ("head", trunks.OWN_HEAD)]
         return [place for place in places if any(name.startswith(f"{place}.") for name in tensors)]
 
     def classifiers(self, tensors: StateDict) -> list[str]:
-        """Return none: the heads are projections, which are described with their tower."""
+        """Return an empty list: the heads are projections, which are part of the tower's description."""
         return []
 
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
-        """Read the configuration of a live tower, which determines everything: hints are not needed.
+        """Read the configuration of a live tower. It determines everything, so no hints are needed.
 
         Raises:
             ExportError: lists every part that plain-vit does not support.
@@ -173,10 +172,10 @@ class OpenClipFormat(Format):
         return replace(towers.describe_live(module), layout="native")
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
-        """Read the configuration of a state dict and, in a folder of open_clip, its `open_clip_config.json`.
+        """Read the configuration of a state dict and of `open_clip_config.json`, if there is one.
 
         Raises:
-            AmbiguousCheckpointError: lists the settings in neither.
+            AmbiguousCheckpointError: lists the settings that neither determines.
             ExportError: for a tower that plain-vit cannot represent.
             MappingError: The tensors do not match the named architecture or the folder's configuration.
         """
@@ -238,7 +237,7 @@ class OpenClipFormat(Format):
         return [replace(row, source=f"{VISUAL}{row.source}") for row in rows] if place.whole else rows
 
     def _layout(self, config: PlainViTConfig, text: str | None) -> Layout:
-        """Return a layout: if none is given, the first tower that can represent the model."""
+        """Return the given layout, or else the layout of the first kind of tower that can represent the model."""
         if text is not None and set(text.split()) - {"visual"}:
             return Layout.parse(text)
         whole = text is not None
@@ -249,7 +248,7 @@ class OpenClipFormat(Format):
             return Layout(whole, trunk=True)
 
     def for_module(self, tensors: StateDict, config: PlainViTConfig, layout: str | None) -> StateDict:
-        """Return tensors under the names of the tower, which are those of a whole model without the prefix."""
+        """Return tensors by the names of the tower: the names of a whole model without the prefix."""
         return {name.removeprefix(VISUAL): tensor for name, tensor in tensors.items()}
 
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
@@ -291,7 +290,7 @@ class OpenClipFormat(Format):
 
 
 def _prefix(names: Collection[str]) -> str:
-    """Return the prefix of the tower: that of a whole model, or none."""
+    """Return the prefix of the tower: "visual." in a whole model, otherwise empty."""
     return VISUAL if any(name.startswith(VISUAL) for name in names) else ""
 
 

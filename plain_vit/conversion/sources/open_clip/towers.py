@@ -1,4 +1,4 @@
-"""Native image towers: what their tensors and their live modules say."""
+"""Native image towers: read their settings from tensors and from live modules."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -33,8 +33,8 @@ OPENAI = ("clip.model.VisionTransformer", "clip.model.VisualTransformer")  # the
 
 # Computes the same in float32; open_clip uses it in models of mixed precision.
 SAME_CLASSES = {"open_clip.transformer.LayerNormFp32": "open_clip.transformer.LayerNorm"}
-# Attributes that do not affect the pooled output: preprocessing that open_clip stores with the tower, constructor
-# arguments stored in addition to the parts, how the output is returned, training switches.
+# Attributes that do not affect the pooled output: stored preprocessing and constructor arguments, the form of the
+# output, training switches.
 SILENT_ATTRIBUTES = {
     "grad_checkpointing", "image_mean", "image_std", "output_dim", "output_tokens", "preprocess_cfg",
 }  # fmt: skip
@@ -46,7 +46,7 @@ BLOCK = "transformer.resblocks.{}"
 
 
 def observed(tensors: StateDict) -> dict[str, Any]:
-    """Return what the tensors of a tower show of its settings; see `expected`."""
+    """Return what a tower's tensors show about its settings, to compare with `expected`."""
     first = BLOCK.format(0)
     width, channels, *patch = tensors["conv1.weight"].shape
     prefix = BLOCK.format("")
@@ -85,11 +85,11 @@ def describe_by_settings(
     """Describe a tower whose settings are known.
 
     Args:
-        tensors: Those of the tower.
-        settings: As `vision_settings` returns them.
+        tensors: Tensors of the tower.
+        settings: The result of `vision_settings`.
         hints: The caller's hints.
         whence: The origin of the settings.
-        resizes: Whether another position table than the settings' belongs to a square image, as open_clip reads it.
+        resizes: Whether a position table of another size than the settings' is for a square image, as in open_clip.
 
     Raises:
         ExportError: lists all settings without a counterpart in our model.
@@ -168,7 +168,7 @@ def describe_by_hints(tensors: StateDict, hints: Hints) -> Description:
         same = f"open_clip's default: with pooling {hints.pooling!r} the output is the same either way"
         inferences.append(Inference("final_norm", "before_pooling", same))
     elif hints.pooling is None:
-        del choices["final_norm"]  # matters for some poolings only
+        del choices["final_norm"]  # matters only for some poolings
     for name in ("hidden_act", "pooling"):
         if given[name] is not None and given[name] not in choices[name]:
             raise CheckpointError(f"{name} is {given[name]!r}: open_clip has {', '.join(map(str, choices[name]))}")
@@ -182,7 +182,7 @@ def describe_by_hints(tensors: StateDict, hints: Hints) -> Description:
 
 
 def _settings(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a tower from its tensors and what they do not show."""
+    """Return the settings of a tower from what its tensors show and from the given settings."""
     size = pair(given["image_size"])
     return {
         **DEFAULTS,
@@ -244,13 +244,13 @@ def describe_live(module: Any) -> Description:
 
 
 def _live_settings(module: Any) -> dict[str, Any]:
-    """Return the settings with which open_clip would build a tower like this one."""
+    """Return the settings with which open_clip would build this tower."""
     block, width = module.transformer.resblocks[0], module.conv1.out_channels
     is_openai = class_path(module) in OPENAI
     act = block.mlp.gelu
     kind = "quick_gelu" if type(act).__name__ == "QuickGELU" else "gelu"
     kind = "gelu_pytorch_tanh" if getattr(act, "approximate", None) == "tanh" else kind
-    present = {  # of parts that differ between the classes of blocks
+    present = {  # parts that depend on the class of the blocks
         "qk_norm": "attn.ln_q", "scale_attn_inner": "attn.ln_inner", "scale_fc": "mlp.ln", "scale_attn": "ln_attn",
         "ls_init_value": "ls_1",
     }  # fmt: skip
@@ -272,7 +272,7 @@ def _live_settings(module: Any) -> dict[str, Any]:
         "norm_kwargs": {"eps": epsilon_of(block.ln_1)},
         "no_ln_pre": not _has(module, "ln_pre"),
         "pool_type": "tok" if is_openai else module.pool_type,
-        # OpenAI's class normalises the class token alone.
+        # OpenAI's class normalises only the class token.
         "final_ln_after_pool": is_openai or module.final_ln_after_pool,
         "patch_dropout": getattr(getattr(module, "patch_dropout", None), "prob", 0.0),
         "embed_dim": None if module.proj is None else module.proj.shape[1],
@@ -286,7 +286,7 @@ def _has(module: nn.Module, path: str) -> bool:
 
 
 def _rebuilt(module: Any, config: PlainViTConfig) -> nn.Module:
-    """Build a tower of the class of this one from our config."""
+    """Build a tower of the same class as the module from our config."""
     if class_path(module) in OPENAI:
         size, patch_size = config.image_shape[0], config.patch_shape[0]
         output_dim = config.representation_size or 1
@@ -305,7 +305,7 @@ def build(config: PlainViTConfig, block_type: str | None = None) -> Any:
 
     Args:
         config: Our configuration.
-        block_type: "custom" for the blocks that open_clip uses for norms inside attention and MLP; None for its choice.
+        block_type: "custom" for open_clip's blocks with norms inside attention and MLP; None for its own choice.
 
     Raises:
         ExportError: lists every part of the model that the class cannot represent.

@@ -1,4 +1,4 @@
-"""Image towers that are a model of timm, which its own source reads, with a projection after it."""
+"""Image towers that consist of a timm model, read by the timm source, and a projection."""
 
 import copy
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def describe_live(module: Any) -> Description:
 
 
 def _check_head(head: nn.Module) -> None:
-    """Refuse a head other than nothing, or a dense layer after a dropout that is off."""
+    """Refuse a head with other parts than a dense layer and a dropout of rate 0."""
     parts = dict(head.named_children())
     faults = [f"head.{name} is a {class_path(part)}" for name, part in parts.items() if name not in ("drop", "proj")]
     if "proj" in parts and type(parts["proj"]) is not nn.Linear:
@@ -61,13 +61,14 @@ def describe_checkpoint(
     """Read the configuration of a tower from its tensors.
 
     Args:
-        tensors: Those of the tower.
-        settings: As `vision_settings` returns them; None if nothing gives them.
+        tensors: Tensors of the tower.
+        settings: The result of `vision_settings`; None if the settings are unknown.
         hints: The caller's hints.
         whence: The origin of the settings.
 
     Raises:
-        PlainViTError: As timm's source does; `MappingError` for a head that is not a projection.
+        PlainViTError: As from the timm source.
+        MappingError: The head is not a projection.
     """
     other = [name for name in tensors if not name.startswith((TRUNK, HEAD))]
     if other:
@@ -85,7 +86,7 @@ def describe_checkpoint(
     inferences = [
         replace(one, source=one.source.replace("config.json", whence))
         for one in found.inferences
-        if one.field != "id2label"  # timm's guess of classes by their number, which here is a width
+        if one.field != "id2label"  # timm guesses classes from their number, which here is a width
     ]
     if settings is not None:
         inferences = [one for one in inferences if one.field != "architecture"]
@@ -94,14 +95,14 @@ def describe_checkpoint(
 
 
 def _timm_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return timm's `config.json` of the model that open_clip builds."""
+    """Return the settings of timm's `config.json` for the model that open_clip builds."""
     name, pooling = settings["timm_model_name"], settings["timm_pool"]
     given: dict[str, Any] = {"global_pool": pooling} if pooling or not _has_projection(settings) else {}
     if settings["timm_drop_path"] is not None:
         given["drop_path_rate"] = settings["timm_drop_path"]
     if settings["patch_dropout"] > 0:
         given["patch_drop_rate"] = settings["patch_dropout"]
-    # The pooling is changed after the model is built, with the norms that it has by then.
+    # open_clip changes the pooling after the model is built, so the norms are those of the original pooling.
     if (constructor := constructor_named(name)) is not None:
         if _has_projection(settings):
             given |= constructor.norms_of(constructor.architectures[name])
@@ -120,7 +121,7 @@ def _has_projection(settings: Mapping[str, Any]) -> bool:
 
 
 def _with_projection(config: PlainViTConfig, tensors: StateDict, dropout: float = 0.0) -> Description:
-    """Return the description of a tower: its projection is our representation layer, and it has no classifier."""
+    """Return the description of a tower without classifier, with its projection as our representation layer."""
     faults = []
     own, after = f"{OWN_HEAD}.weight" in tensors, f"{HEAD}.weight" in tensors
     if own and after:
@@ -155,10 +156,10 @@ def rows(config: PlainViTConfig, own_head: bool) -> list[Row]:
 
 
 def without_projection(config: PlainViTConfig) -> PlainViTConfig:
-    """Return the config of the model inside.
+    """Return the config of the timm model inside the tower.
 
     Raises:
-        ExportError: lists what the tower cannot represent: another layer than a projection, a classifier, or images
+        ExportError: lists what the tower cannot represent: a layer other than a projection, a classifier, or images
             that are not RGB.
     """
     faults = [f"num_labels={config.num_labels} (there is no classifier)"] if config.num_labels else []
@@ -184,7 +185,7 @@ def build(config: PlainViTConfig, own_head: bool) -> Any:
     inside, size, bias = without_projection(config), config.representation_size, config.representation_bias
     if own_head and not (size and bias):
         raise ExportError("the head of timm's model has a bias:", [f"representation_size={size}, bias={bias}"])
-    with torch.device("meta"):  # any of timm's, which is replaced: the constructor takes only a name
+    with torch.device("meta"):  # any timm model, replaced below: the constructor takes only a name
         module = TimmModel("vit_tiny_patch16_224", embed_dim=size or 1, proj="linear", proj_bias=bias)
     module.trunk = TIMM.build_module(inside, None)
     module.image_size = config.image_shape

@@ -15,10 +15,10 @@ from ...tables.compare_modules import epsilon_of, lost_fields
 from ...tables.infer import pair
 from .names import families, plain_names
 
-# Its classes that open, for errors.
+# timm's classes that open, for error messages.
 OPENED = "VisionTransformer, VisionTransformerDistilled, Eva, Beit, VisionTransformerRelPos and NaFlexVit"
 
-# timm's name of a choice, and ours; if timm has several, exports use the first.
+# timm's name of a choice -> our name; if timm has several names, exports use the first.
 POOLINGS = {"token": "cls", "": "none", "avg": "mean", "max": "max", "avgmax": "mean_max", "map": "map", "prr": "prr"}
 BLOCKS = {
     "Block": "sequential",
@@ -45,7 +45,7 @@ NEGATED = {False: True, True: False}
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of timm's VisionTransformer that affects its outputs, and where it can be read.
+    """An argument of timm's VisionTransformer that affects its outputs, and where to read it from.
 
     Args:
         name: timm's name.
@@ -53,8 +53,8 @@ class Argument:
         field: Field of our config. Values that depend on several arguments or fields are corrected in `_joint_fields`
             and `_joint_arguments`.
         words: timm's names for the values of the field; None if both have the same values.
-        module: Reads it from a live model, given its `modules.Parts`.
-        tensors: Reads it from a state dict, given its `shapes.Parts`; None if no name or shape shows it.
+        module: Function that reads the argument from the `modules.Parts` of a live model.
+        tensors: Function that reads it from the `shapes.Parts` of a state dict; None if no name or shape shows it.
     """
 
     name: str
@@ -65,13 +65,13 @@ class Argument:
     tensors: Callable[[Any], Any] | None = None
 
     def ours(self, value: Any) -> Any:
-        """Return our value for timm's."""
+        """Return our value for a value of timm's."""
         if self.words is None:
             return value
         return self.words[bool(value) if isinstance(self.default, bool) else value]
 
     def theirs(self, value: Any) -> Any:
-        """Return timm's value for ours."""
+        """Return timm's value for a value of ours."""
         return value if self.words is None else timm_name_for(self.words, value)
 
 
@@ -80,8 +80,8 @@ def _has(name: str) -> Callable[[Any], bool]:
     return lambda parts: not isinstance(getattr(parts.model, name), nn.Identity)
 
 
-# Not timm's own are `distilled`, its class with a distillation token, `norm_eps`, which it binds to `norm_layer`, and
-# `stem_depths`, the stages of a hybrid's ResNet, whose `patch_size` is counted in pixels of the image here.
+# Three arguments are not timm's: `distilled` (the class with a distillation token), `norm_eps` (the epsilon bound to
+# `norm_layer`) and `stem_depths` (the stages of a hybrid's ResNet). A hybrid's `patch_size` is in pixels of the image.
 ARGUMENTS = (
     Argument("distilled", False, "use_distillation_token",
              module=lambda m: m.distilled, tensors=lambda t: "dist_token" in t.names),
@@ -219,7 +219,7 @@ def _joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
         "patch_post_norm": given["embed_norm_layer"] is not None,
         "position_resampling": "bicubic_antialias",
         "num_branches": given["num_parallel"] if block == "ParallelThingsBlock" else 1,
-        # One projection for both has one bias: ours is in the MLP.
+        # Fused output projections have one bias, which our model has in the MLP.
         "attention_output_bias": given["proj_bias"] and not given["fuse_out_proj"],
         "final_norm": where if given["final_norm"] else "none",
         "pool_prefix_tokens": given["pool_include_prefix"] or given["global_pool"] == "prr",
@@ -236,13 +236,13 @@ def _joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def norm_follows_pooling(given: Mapping[str, Any]) -> bool:
-    """Return whether the final norm follows the pooling, as by default for an average or a maximum."""
+    """Return whether the final norm follows the pooling, which is the default for mean and max pooling."""
     after = given["fc_norm"]
     return given["global_pool"] in ("avg", "avgmax", "max") if after is None else bool(after)
 
 
 def arguments_for(config: PlainViTConfig) -> dict[str, Any]:
-    """Return the arguments with which timm builds this model, without those that have their default.
+    """Return the arguments with which timm builds this model, except those that have timm's default.
 
     Raises:
         ExportError: lists every part of the model that timm's VisionTransformer cannot represent.
@@ -258,10 +258,10 @@ def arguments_for(config: PlainViTConfig) -> dict[str, Any]:
 
 
 def check_heads(config: PlainViTConfig) -> None:
-    """Refuse heads that do not add up to the width of the model.
+    """Refuse heads whose widths do not add up to the hidden size.
 
     Raises:
-        ExportError: They do not.
+        ExportError: The widths do not add up.
     """
     if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
         raise ExportError(
@@ -273,9 +273,10 @@ def check_heads(config: PlainViTConfig) -> None:
 def lost_with(
     arguments: Sequence[Argument], config: PlainViTConfig, read_back: Callable[[], PlainViTConfig]
 ) -> list[str]:
-    """Return the fields of a config that timm would lose, as `lost_fields`.
+    """Return the fields of a config that timm would lose, like `lost_fields`.
 
-    A value without a word of timm's has another's there. Where that one contradicts the rest, the first is named.
+    A value without a name in timm is written as another value. If that value makes the config invalid when it is read
+    back, the original value is reported.
     """
     try:
         read_back()
@@ -314,7 +315,7 @@ def timm_name_for(table: Mapping[Any, Any], ours: Any) -> Any:
 
 
 def ratio_of(width: int, hidden_size: int) -> float:
-    """Return a ratio from which timm, which rounds down, computes this width."""
+    """Return a ratio from which timm computes exactly this width, although it rounds down."""
     ratio = width / hidden_size
     return ratio if int(hidden_size * ratio) == width else (width + 0.5) / hidden_size
 
@@ -339,7 +340,7 @@ def architecture_of(name: str) -> dict[str, Any]:
 def architecture_for(config: PlainViTConfig) -> tuple[str, dict[str, Any]]:
     """Return the name and the `model_args` with which timm builds this model from a `config.json`.
 
-    JSON cannot store classes, so the name is that of an architecture with the same classes, otherwise the nearest one.
+    JSON cannot store classes, so the name is the closest architecture with the same classes.
 
     Raises:
         ExportError: for a model that timm can build in Python but has no architecture for.

@@ -1,6 +1,6 @@
-"""Interface of timm's classes beside its VisionTransformer: each has a constructor of its own.
+"""Interface of timm's classes other than VisionTransformer, each of which has a constructor of its own.
 
-A class is added as a package with a table of its arguments, and one line in `CONSTRUCTORS` of `constructors.py`.
+To add a class, write a package with a table of its arguments and add one line to `CONSTRUCTORS` in `constructors.py`.
 """
 
 import functools
@@ -35,7 +35,7 @@ KERNEL = "patch_embed.proj.weight"
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a live model that the arguments are read from."""
+    """The parts of a live model from which the arguments are read."""
 
     model: Any
     block: Any
@@ -43,11 +43,11 @@ class Parts:
     mlp: Any
 
     def name_of(self, module: nn.Module) -> str:
-        """Return the name that timm's arguments have for a module's class; its own where they have none."""
+        """Return the name of a module's class in timm's arguments, or the path of the class if it has none."""
         return class_name(module, CLASSES)
 
 
-# Arguments of all these classes. Not timm's own is `norm_eps`, which it binds to `norm_layer`.
+# Arguments of all these classes. `norm_eps` is not timm's: it stands for the epsilon that timm binds to `norm_layer`.
 ARGUMENTS = (
     Argument("img_size", 224, "image_size", module=lambda m: tuple(m.model.patch_embed.img_size)),
     Argument("patch_size", 16, "patch_size", module=lambda m: tuple(m.model.patch_embed.patch_size)),
@@ -68,24 +68,24 @@ ARGUMENTS = (
 
 
 class Constructor(ABC):
-    """A class of timm whose arguments are one table.
+    """A class of timm, described by one table of arguments.
 
     Attributes:
-        name: The class, as in timm.
+        name: The class name in timm.
         class_path: Its full path.
         layouts: The layouts of its tensors.
-        old_layouts: Those of them that timm builds no model with: its earlier releases did.
+        old_layouts: The layouts with which the installed timm builds no model.
         data_file: The file with its entrypoints.
         arguments: The arguments of its constructor that affect the outputs.
         parts: The parts of a live model that the table reads.
-        classes: Names of the classes of its modules, those of one name compute the same.
+        classes: Names of its modules' classes; classes with the same name compute the same.
         blocks: The classes of its blocks.
-        block_module: Their module, if it is not that of the model.
-        free: Arguments that our config does not determine, since they change no number of the model.
+        block_module: The Python module of the blocks, if it is not the model's.
+        free: Arguments that do not affect the outputs and that our config does not determine.
         silent_arguments: Arguments that do not affect a trained model.
-        code_only: Arguments that no `config.json` can hold, because they are classes.
-        unseen: What its tensors do not show, for the error.
-        any_size: Whether all of its models take images of any size.
+        code_only: Arguments that no `config.json` can store, because they are classes.
+        unseen: What its tensors do not show, for the error message.
+        any_size: Whether all its models take images of any size.
     """
 
     name: str
@@ -106,12 +106,12 @@ class Constructor(ABC):
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
-        """timm's defaults of the arguments."""
+        """timm's defaults for the arguments."""
         return {argument.name: argument.default for argument in self.arguments}
 
     @property
     def architectures(self) -> dict[str, dict[str, Any]]:
-        """The arguments of each of its entrypoints, without those that have timm's default."""
+        """The arguments of each entrypoint that differ from timm's defaults."""
         return data_file(self.data_file)["architectures"]
 
     @abstractmethod
@@ -128,25 +128,25 @@ class Constructor(ABC):
 
     @abstractmethod
     def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that keep the last norms where the pooling is changed after construction."""
+        """Return the arguments that keep the final norms in place if the pooling is changed after construction."""
 
     @abstractmethod
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
-        """Return the table of tensors; without a layout that of `build`."""
+        """Return the table of tensors (default: for the layout of `build`)."""
 
     @abstractmethod
     def claims(self, config: PlainViTConfig) -> bool:
-        """Return whether a model has parts that this class has and the VisionTransformer has not.
+        """Return whether a model has parts of this class that the VisionTransformer lacks.
 
-        If neither represents the model, it is this class that the error compares it with.
+        If neither class represents the model, the error then compares it with this class.
         """
 
     @abstractmethod
     def is_certain(self, names: Collection[str]) -> bool:
-        """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
+        """Return whether these names certainly belong to this class, not to a VisionTransformer."""
 
     def layout_of(self, arguments: Mapping[str, Any]) -> str:
-        """Return the layout of the tensors for arguments of timm's: the first, unless they select another."""
+        """Return the layout of the tensors for timm's arguments: the first, unless they select another."""
         return self.layouts[0]
 
     @abstractmethod
@@ -154,11 +154,11 @@ class Constructor(ABC):
         """Return the model that timm builds from these arguments."""
 
     def changed_buffers(self, module: Any) -> list[str]:
-        """Return the buffers that are not saved, and whose values are not those that timm computes."""
+        """Return the non-persistent buffers whose values differ from the values that timm computes."""
         return []
 
     def config_of(self, arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
-        """Return our config for arguments of timm's.
+        """Return our config for timm's arguments.
 
         Raises:
             ExportError: lists the arguments without a counterpart in our model.
@@ -183,7 +183,7 @@ class Constructor(ABC):
         return PlainViTConfig(**described | joint, **fields)
 
     def arguments_for(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
-        """Return the arguments for our config, without those that have their default.
+        """Return the arguments for our config that differ from timm's defaults.
 
         Raises:
             ExportError: lists the parts of the model that this class cannot represent.
@@ -197,13 +197,13 @@ class Constructor(ABC):
         return {name: given[name] for name, default in self.defaults.items() if given.get(name, default) != default}
 
     def lost(self, config: PlainViTConfig, arguments: Mapping[str, Any]) -> list[str]:
-        """Return the fields of our config that a model with these arguments would not have."""
+        """Return the fields of our config that a model with these arguments would lose."""
         return lost_with(self.arguments, config, lambda: self.config_of(arguments))
 
     def describe_module(self, module: Any, labels: Any) -> Description:
         """Read the configuration of a live module.
 
-        No part is overlooked: it is rebuilt from the arguments read, and the two are compared part by part.
+        To overlook no part, the model is rebuilt from the arguments and compared with the original part by part.
 
         Args:
             module: The module.
@@ -231,10 +231,10 @@ class Constructor(ABC):
         return Description(config, layout)
 
     def build(self, config: PlainViTConfig, layout: str | None, **given: Any) -> nn.Module:
-        """Return timm's own model for this config, with random weights; `given` are arguments in `free`.
+        """Build timm's own model of this config, with random weights; `given` sets arguments in `free`.
 
         Raises:
-            ExportError: names every part that timm cannot represent.
+            ExportError: lists every part that timm cannot represent.
         """
         from timm import layers
 
@@ -265,12 +265,12 @@ class Constructor(ABC):
         source: str,
         labels: Any,
     ) -> Description:
-        """Return the configuration of the tensors of a named architecture, after checking that they match it.
+        """Return the description of a named architecture, after checking that the tensors match it.
 
         Args:
-            name: The architecture, of which `architectures` has the arguments.
-            changes: Arguments given in addition.
-            stated: Image sizes with their origins, in the order of preference.
+            name: The architecture, a key of `architectures`.
+            changes: Arguments that differ from the architecture's.
+            stated: Image sizes with their origins, in order of preference.
             tensors: The state dict.
             hints: The caller's hints.
             source: Origin of the name.
@@ -278,14 +278,14 @@ class Constructor(ABC):
 
         Raises:
             ExportError: lists the arguments without a counterpart in our model.
-            MappingError: lists the differences to the tensors.
+            MappingError: lists how the tensors differ from the architecture's.
             AmbiguousCheckpointError: for an unknown image size.
             CheckpointError: for hints that contradict the architecture.
         """
         given, shown = {key: changes[key] for key in changes if key not in self.silent_arguments}, self.shown(tensors)
         arguments = {**self.defaults, **self.architectures[name], **given}
         arguments |= self.head_and_channels(arguments, shown)
-        self.config_of(arguments)  # refuses arguments without a counterpart
+        self.config_of(arguments)  # raises an error for arguments without a counterpart
         native = (arguments["img_size"], f"the grid of {name}")
         size = self._image_size(arguments, shown, hints, [*stated, native])
         if isinstance(size, list):
@@ -313,43 +313,43 @@ class Constructor(ABC):
         return description
 
     def shown(self, tensors: StateDict) -> StateDict:
-        """Return the tensors by timm's names, at least those that show channels, patches, grid and classes."""
+        """Return the tensors by timm's names; only those that show channels, patches, grid and classes are needed."""
         return tensors
 
     def described(self, arguments: Mapping[str, Any], tensors: StateDict, fields: Mapping[str, Any]) -> Description:
-        """Return config, layout and ignored tensors of a state dict.
+        """Return the config, the layout and the ignored tensors of a state dict.
 
         Args:
-            arguments: All arguments of timm's.
+            arguments: All of timm's arguments.
             tensors: The state dict.
             fields: Further fields of our config.
         """
         return Description(self.config_of(arguments, **fields), self.layout_of(arguments))
 
     def native_size(self, config: PlainViTConfig) -> dict[str, Any]:
-        """Return the argument with the native size of a model."""
+        """Return the argument for the native image size of a model."""
         return {"img_size": config.image_shape}
 
     def could_be(self, arguments: Mapping[str, Any], tensors: StateDict) -> bool:
-        """Return whether width and size of the patches are those of the tensors that are shown."""
+        """Return whether the hidden size and the patch size match the tensors from `shown`."""
         if KERNEL not in tensors:
             return False
         width, *_, patch = tensors[KERNEL].shape
         return bool((arguments["embed_dim"], arguments["patch_size"]) == (width, patch))
 
     def head_and_channels(self, arguments: Mapping[str, Any], tensors: StateDict) -> dict[str, Any]:
-        """Return the arguments that the tensors show, and that every user changes."""
+        """Return the arguments that users commonly change and that the tensors show."""
         head, kernel = tensors.get("head.weight"), tensors.get(KERNEL)
         if kernel is None or kernel.ndim != 4:
             raise MappingError(f"a model of timm's {self.name} has a kernel over an image:", [f"missing: {KERNEL!r}"])
         return {"num_classes": 0 if head is None else head.shape[0], "in_chans": kernel.shape[1]}
 
     def changed_by_loading(self, config: PlainViTConfig) -> list[str]:
-        """Return what timm's own loader would change of this model as it reads a file."""
+        """Return what timm's own loader would change in this model when it reads a file."""
         return []
 
     def position_rows(self, tensors: StateDict) -> str:
-        """Return what shows the number of patches."""
+        """Describe, for errors, the tensor that shows the number of patches."""
         return f"pos_embed has {tensors['pos_embed'].shape[1]} rows"
 
     def _image_size(
@@ -363,13 +363,13 @@ class Constructor(ABC):
         return image_size_of(rows, _prefix_in_table(config), config.patch_shape, hints, stated)
 
     def _squarest(self, arguments: Mapping[str, Any], tensors: StateDict) -> tuple[int, int]:
-        """Return the image size of the squarest grid with the rows of the position table."""
+        """Return the image size of the squarest grid with as many patches as the position table."""
         config = self.config_of(arguments)
         down, across = grids(tensors["pos_embed"].shape[1] - _prefix_in_table(config))[0]
         return down * config.patch_shape[0], across * config.patch_shape[1]
 
     def faults(self, arguments: Mapping[str, Any], tensors: StateDict) -> list[str]:
-        """Return the differences of a state dict to the tensors of a model with these arguments."""
+        """Return how a state dict differs from the tensors of a model with these arguments."""
         described = self.described(arguments, tensors, {})
         config, unused = described.config, ignored_names(list(tensors), described.ignored)
         whole = empty_model(config).state_dict()
@@ -384,9 +384,9 @@ class Constructor(ABC):
         return faults
 
     def fitting(self, tensors: StateDict, hints: Hints) -> list[str]:
-        """Return the architectures whose tensors have these names and shapes, and the caller's hints.
+        """Return the architectures whose tensors have these names and shapes and that match the caller's hints.
 
-        That they fit does not prove that the model is one of them. Those with this grid of patches come first.
+        A match does not prove that the model is one of them. Architectures with this grid of patches come first.
         """
         shown = self.shown(tensors)
         ranked = {}
@@ -408,7 +408,7 @@ class Constructor(ABC):
         return sorted(ranked, key=lambda name: ranked[name])
 
     def ask(self, tensors: StateDict, hints: Hints) -> PlainViTError:
-        """Return the error for a state dict that only this class has, and whose architecture is not given."""
+        """Return the error for a state dict of this class without a given architecture."""
         names = self.fitting(tensors, hints)
         whose = f"of timm's {self.name} ({self.class_path.split('.')[-2]}.py)"
         if names:
@@ -422,7 +422,7 @@ class Constructor(ABC):
     def architecture_for(self, config: PlainViTConfig, layout: str | None) -> tuple[str, dict[str, Any]]:
         """Return the name and the `model_args` with which timm builds this model from a `config.json`.
 
-        JSON cannot store classes, so the name is that of an architecture with the same norms, the nearest one.
+        JSON cannot store classes, so the name is the closest architecture with the same norms.
 
         Raises:
             ExportError: for a model that timm can build in Python but has no architecture for.
@@ -447,5 +447,5 @@ class Constructor(ABC):
 
 
 def _prefix_in_table(config: PlainViTConfig) -> int:
-    """Return how many tokens before the patches have rows in the position table."""
+    """Return the number of tokens before the patches that have rows in the position table."""
     return config.num_prefix_tokens if config.position_embedding_on_prefix else 0

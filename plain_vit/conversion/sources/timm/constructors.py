@@ -1,4 +1,4 @@
-"""Registry of timm's classes beside its VisionTransformer: an additional one is one package and one line here."""
+"""Registry of timm's classes other than VisionTransformer. To add one, write a package and add one line here."""
 
 from .constructor import Constructor
 from .eva.source import EVA
@@ -10,6 +10,6 @@ CONSTRUCTORS: tuple[Constructor, ...] = (EVA, BEIT, RELPOS, NAFLEX)
 
 
 def constructor_named(architecture: str | None) -> Constructor | None:
-    """Return the class of an architecture, such as "vit_small_patch16_dinov3.lvd1689m", if it is one of these."""
+    """Return the class of an architecture such as "vit_small_patch16_dinov3.lvd1689m"; None for other names."""
     base = (architecture or "").split(".")[0]
     return next((one for one in CONSTRUCTORS if base in one.architectures), None)

@@ -1,4 +1,4 @@
-"""DINOv2's own checkpoints, whose names are timm's but for the registers, the gated MLP and chunks of blocks.
+"""DINOv2's own checkpoints, with timm's names except for the registers, the gated MLP and chunks of blocks.
 
 Source: facebookresearch/dinov2, `dinov2/models/vision_transformer.py`; timm 1.0.31 converts the same names as it loads.
 """
@@ -17,13 +17,13 @@ from ...tables.engine import ADD_FIRST_AXIS, Row, Tensors, Transform
 from ...tables.format import Inference
 
 LAYOUT = "dinov2"
-# Where a training run splits the blocks for sharding, a name has the number of the chunk before that of the block.
+# If the blocks were split for sharded training: blocks.{chunk}.{block}.
 CHUNKED = re.compile(r"blocks\.(\d+)\.(\d+)\.(.+)")
 RENAMED = {"register_tokens": "reg_token", "w12": "fc1", "w3": "fc2"}
 
 
 def _with_rows_of_registers(tensors: Tensors, config: PlainViTConfig) -> Tensors:
-    """Give the registers, which have no positions there, rows of zeros."""
+    """Insert rows of zeros for the registers, which have no positions in DINOv2."""
     table = tensors[0][0]
     return [torch.cat((table[:1], table.new_zeros(config.num_register_tokens, table.shape[1]), table[1:]))]
 
@@ -39,10 +39,10 @@ POSITIONS = Transform("POSITIONS", _with_rows_of_registers, _without_rows_of_reg
 
 
 def layout_of(names: Collection[str]) -> str | None:
-    """Return the layout of DINOv2's own names, with the number of blocks in a chunk if there are several; else None.
+    """Return the layout of DINOv2's own names, with the number of blocks per chunk, if any; None for other names.
 
     Raises:
-        CheckpointError: The chunks do not hold the same number of blocks.
+        CheckpointError: The chunks have different numbers of blocks.
     """
     chunks: dict[int, set[int]] = {}
     for name in names:
@@ -59,12 +59,12 @@ def layout_of(names: Collection[str]) -> str | None:
 
 
 def is_own(layout: str | None) -> bool:
-    """Return whether a layout is one of DINOv2's own names."""
+    """Return whether a layout has DINOv2's own names."""
     return layout is not None and layout.startswith(LAYOUT)
 
 
 def as_timm(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors under timm's names and with its shapes, without the mask token; values are not needed."""
+    """Return the tensors with timm's names and shapes, without the mask token; values are not needed."""
     found = {_timm_name(name): tensor for name, tensor in tensors.items() if name != "mask_token"}
     if "reg_token" in found:
         found["pos_embed"] = found["pos_embed"][:, 1:]  # timm adds the class token's row to the token
@@ -78,7 +78,7 @@ def _timm_name(name: str) -> str:
 
 
 def for_module(tensors: Mapping[str, torch.Tensor], config: PlainViTConfig) -> dict[str, torch.Tensor]:
-    """Return the tensors of timm's model of this config: its registers have rows of zeros in the table."""
+    """Return the tensors for timm's model of this config, whose position table has rows of zeros for the registers."""
     found = {_timm_name(name): tensor for name, tensor in tensors.items() if name != "mask_token"}
     (table,) = POSITIONS.to_ours([found["pos_embed"]], config)
     return {**found, "pos_embed": table[None]}
@@ -94,12 +94,12 @@ def without_mask_token(config: PlainViTConfig) -> PlainViTConfig:
 def adapted(
     config: PlainViTConfig, tensors: Collection[str], inferences: list[Inference]
 ) -> tuple[PlainViTConfig, list[Inference]]:
-    """Return the config with what timm's model has not: the mask token, and a position of the class token.
+    """Add what timm's model lacks to the config: the mask token, and a position for the class token.
 
     Args:
         config: Our config of timm's model.
-        tensors: DINOv2's names.
-        inferences: Those of the config.
+        tensors: Names of the tensors in DINOv2's checkpoint.
+        inferences: The inferences of the config.
     """
     with_registers = config.num_register_tokens > 0
     fields: dict[str, Any] = {
@@ -118,9 +118,9 @@ def rows(timm_rows: list[Row], config: PlainViTConfig, layout: str) -> list[Row]
     """Return the table of DINOv2's own names.
 
     Args:
-        timm_rows: Those of timm's names.
+        timm_rows: The table of timm's names.
         config: Our configuration.
-        layout: As `layout_of` returns it.
+        layout: A layout from `layout_of`.
     """
     gated = config.mlp_type == "swiglu_packed"
     theirs = {ours: name for name, ours in RENAMED.items() if gated or name == "register_tokens"}
@@ -135,7 +135,7 @@ def rows(timm_rows: list[Row], config: PlainViTConfig, layout: str) -> list[Row]
 
 
 def _chunked(rows: list[Row], config: PlainViTConfig, size: int) -> list[Row]:
-    """Return a row for each block, with the number of its chunk."""
+    """Return the table with a row for each block, which contains the number of its chunk."""
     whole = [row for row in rows if not str(row.source).startswith("blocks.")]
     split = [
         replace(

@@ -1,6 +1,6 @@
-"""Live models of timm: reading their constructor arguments, and building them.
+"""Live models of timm: read their constructor arguments, and build them.
 
-No part of a live model is overlooked: it is rebuilt from the arguments read, and the two are compared part by part.
+To overlook no part, the model is rebuilt from the arguments and compared with the original part by part.
 """
 
 import functools
@@ -15,7 +15,7 @@ from ....errors import ExportError
 from ...tables.compare_modules import class_name, class_path, differences
 from .arguments import ARGUMENTS, BLOCKS, DEFAULTS, OPENED, arguments_for
 
-# Classes by the name that timm's arguments have for them; those of one name compute the same.
+# Classes and their names in timm's arguments; classes with the same name compute the same.
 CLASSES = {
     "torch.nn.modules.normalization.LayerNorm": "layernorm",
     "timm.layers.norm.LayerNorm": "layernorm",
@@ -35,11 +35,11 @@ CLASSES = {
     "timm.layers.diff_attention.DiffAttention": "diff",
 }
 
-# Attributes of timm's modules that do not affect the forward pass, or only the check of the image size.
+# Attributes of timm's modules that do not affect the forward pass, except for the check of the image size.
 SILENT_ATTRIBUTES = {
-    "strict_img_size",  # ours takes any size
-    "fused_attn",  # the order of operations, not the function
-    "use_key_only_attn_mask",  # what the padding of a NaFlexVit attends to
+    "strict_img_size",  # our model takes any size
+    "fused_attn",  # changes only the order of operations
+    "use_key_only_attn_mask",  # affects only padding tokens of a NaFlexVit
     "grad_checkpointing", "distilled_training", "weight_init_mode", "fix_init", "init_values", "inplace",
     "feat_size", "feature_info", "ordered",
     "pretrained_cfg", "default_cfg", "pretrained_model_args", "_traits", "_model_args",
@@ -71,12 +71,12 @@ class Parts:
 
     @property
     def distilled(self) -> bool:
-        """Whether it is the class with a distillation token."""
+        """Whether the model is of the class with a distillation token."""
         return CLASS_PATHS[class_path(self.model)]
 
     @property
     def kind(self) -> str:
-        """The class of its blocks."""
+        """The class name of the blocks."""
         return type(self.block).__name__
 
     @property
@@ -86,7 +86,7 @@ class Parts:
 
     @property
     def patch_size(self) -> tuple[int, int]:
-        """In pixels of the image, (height, width)."""
+        """Patch size in image pixels, (height, width)."""
         height, width = (1, 1) if self.stem_depths is None else self.model.patch_embed.feature_ratio
         return self.model.patch_embed.patch_size[0] * height, self.model.patch_embed.patch_size[1] * width
 
@@ -96,12 +96,12 @@ class Parts:
         return getattr(self.model.patch_embed, "norm", nn.Identity())
 
     def name_of(self, module: nn.Module) -> str:
-        """Return the name that timm's arguments have for a module's class; its own where they have none."""
+        """Return the name of a module's class in timm's arguments, or the path of the class if it has none."""
         return class_name(module, CLASSES)
 
     @classmethod
     def of(cls, model: Any) -> "Parts":
-        """Find them.
+        """Find the parts of a model.
 
         Raises:
             ExportError: for a class that plain-vit does not know.
@@ -144,7 +144,7 @@ def arguments_of(module: Any) -> dict[str, Any]:
 
 
 def _first_block(module: Any) -> Any:
-    """Return the first block, from which arguments are read; comparison with the rebuilt model checks the others."""
+    """Return the first block, from which the arguments are read. `unknown_parts` compares the other blocks."""
     if len(module.blocks) == 0:
         raise ExportError("the model has no blocks (depth=0): its heads and norms cannot be read")
     block = module.blocks[0]
@@ -157,7 +157,7 @@ def _first_block(module: Any) -> Any:
 
 
 def _architecture(module: Any) -> str:
-    """Return the class of a model and its name in timm."""
+    """Return the class of a model with its name in timm, for errors."""
     named = (getattr(module, "pretrained_cfg", None) or {}).get("architecture")
     return f"{class_path(module)}{f' ({named})' if named else ''}"
 
@@ -184,23 +184,23 @@ def _stem_depths(module: Any) -> tuple[int, ...] | None:
 
 
 def unknown_parts(module: Any, config: PlainViTConfig) -> list[str]:
-    """Return the differences of a live model to the one that timm builds from our config of it."""
+    """Return the differences of a live model to the model that timm builds from our config of it."""
     rebuilt: Any = build(config, device="meta", dynamic=module.dynamic_img_size)
     if module.pos_embed is None:
-        rebuilt.pos_drop = module.pos_drop  # timm returns before it
+        rebuilt.pos_drop = module.pos_drop  # timm returns before this dropout
     return differences(module, rebuilt, CLASSES, SILENT_ATTRIBUTES)
 
 
 def build(config: PlainViTConfig, device: torch.device | str | None = None, dynamic: bool | None = None) -> nn.Module:
-    """Return timm's own model for this config, with random weights.
+    """Build timm's own model of this config, with random weights.
 
     Args:
-        config: Ours.
-        device: Where its tensors are.
-        dynamic: Whether it accepts images of other sizes (default: if it resamples positions like ours).
+        config: Our config.
+        device: Device of its tensors.
+        dynamic: Whether it accepts images of other sizes (default: if it then resamples positions as our model does).
 
     Raises:
-        ExportError: names every part that timm cannot represent.
+        ExportError: lists every part that timm cannot represent.
     """
     from timm import layers
     from timm.models import deit, vision_transformer, vision_transformer_hybrid
@@ -212,13 +212,13 @@ def build(config: PlainViTConfig, device: torch.device | str | None = None, dyna
     mlp = getattr(layers, arguments.pop("mlp_layer"))
     branches, fused = arguments.pop("num_parallel"), arguments.pop("fuse_out_proj")
     if arguments["act_layer"] == "gelu":
-        arguments["act_layer"] = None  # torch's own class, as timm builds it by default
+        arguments["act_layer"] = None  # timm's default, torch's own class
     if branches != 2:
         block = functools.partial(block, num_parallel=branches)
     if fused:
         block = functools.partial(block, fuse_out_proj=True)
     kind = deit.VisionTransformerDistilled if arguments.pop("distilled") else vision_transformer.VisionTransformer
-    # timm has one way to resample positions, without partial patches; otherwise its model keeps the native size.
+    # timm resamples positions in one way, without partial patches. Otherwise its model keeps the native size.
     if dynamic is None:
         dynamic = config.position_resampling == "bicubic_antialias" and not config.drop_partial_patches
     stem_depths = arguments.pop("stem_depths")

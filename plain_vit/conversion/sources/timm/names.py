@@ -1,4 +1,4 @@
-"""What timm's names of models mean, so that files open, and errors name others, without timm.
+"""Meaning of timm's model names, so that checkpoints open, and errors name unsupported models, without timm.
 
 `make architectures` writes the tables, and `tests/sources/test_timm_architectures.py` compares them with the
 installed timm.
@@ -17,12 +17,12 @@ class PlainNames(NamedTuple):
     Args:
         timm: The release of timm.
         architectures: The arguments of all entrypoints of `vision_transformer.py` and `deit.py`, and of the paper's
-            hybrids of `vision_transformer_hybrid.py`. Three arguments are not timm's: `distilled` names the class with
-            a distillation token, `norm_eps` the epsilon bound to `norm_layer`, `stem_depths` the stages of a hybrid's
-            ResNet.
-        any_size: The entrypoints whose models take images of other sizes than their own.
-        old_names: Names of earlier releases that timm still maps, and that older folders carry.
-        published_files: Files whose names end in the first digits of their SHA-256, and the model and tag in each.
+            hybrids in `vision_transformer_hybrid.py`. Three arguments are not timm's: `distilled` selects the class
+            with a distillation token, `norm_eps` is the epsilon bound to `norm_layer`, and `stem_depths` the stages
+            of a hybrid's ResNet.
+        any_size: The entrypoints whose models take images of any size.
+        old_names: Names of earlier releases that timm still maps and that older folders contain.
+        published_files: Model and tag of each published file whose name ends in a prefix of its SHA-256.
     """
 
     timm: str
@@ -38,13 +38,13 @@ def plain_names() -> PlainNames:
 
 
 class Family(NamedTuple):
-    """A file of timm with models that are like its plain ones and do not open; `{}` in a part stands for every number.
+    """A file of timm with unsupported models that resemble its plain ones; `{}` in a part stands for any number.
 
     Args:
-        title: What it says that it holds.
+        title: Title in the file's docstring.
         entrypoints: Its models that plain-vit does not open.
         marks: Parts of their layers that no other model of timm has.
-        others: Parts beside them, in the same modules, that a Vision Transformer of timm has not.
+        others: Other parts in the same modules that no Vision Transformer of timm has.
     """
 
     title: str
@@ -55,7 +55,7 @@ class Family(NamedTuple):
 
 @functools.cache
 def families() -> dict[str, Family]:
-    """Return the files of timm whose models do not open, so that an error can name them."""
+    """Return the files of timm with unsupported models, so that an error can name them."""
     return {
         file: Family(family["title"], family["entrypoints"], frozenset(family["marks"]), frozenset(family["others"]))
         for file, family in data_file("timm/families.json")["families"].items()

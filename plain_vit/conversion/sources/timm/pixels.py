@@ -32,8 +32,8 @@ def processor_from_timm(
 
     Args:
         pretrained_cfg: As in a timm model or in its `config.json`; missing keys have timm's defaults.
-        num_channels: Channels of the model, if they differ from the first entry of `input_size`.
-        image_size: Pixels, an int or (height, width), if the model was built for another size than `input_size`.
+        num_channels: Number of channels of the model, if it differs from the first entry of `input_size`.
+        image_size: Image size of the model in pixels, an int or (height, width), if it differs from `input_size`.
 
     Raises:
         CheckpointError: if the entries contradict each other or timm itself cannot use them.
@@ -70,12 +70,12 @@ def processor_from_timm(
 
 
 def processor_to_timm(processor: BaseImageProcessor) -> dict[str, Any]:
-    """Return the entries of timm's `pretrained_cfg` that make timm prepare the same pixels.
+    """Return the entries of a `pretrained_cfg` with which timm prepares the same pixels.
 
-    timm resizes with Pillow: a stock processor of torchvision's backend is up to two levels of 255 away from it.
+    timm resizes with Pillow. A stock processor with the torchvision backend differs by up to two levels of 255.
 
     Args:
-        processor: Ours of either backend, or a stock one without a centre crop.
+        processor: Our processor of either backend, or a stock processor without a centre crop.
 
     Raises:
         ExportError: if timm's evaluation transform cannot do what the processor does.
@@ -109,7 +109,7 @@ def processor_to_timm(processor: BaseImageProcessor) -> dict[str, Any]:
         scaled = (size["shortest_edge"],) * 2 if "shortest_edge" in size else (size["height"], size["width"])
         crop_pct = _crop_pct((height, width), scaled)
         faults[f"a crop of {height}x{width} out of {scaled[0]}x{scaled[1]}, as one crop_pct"] = crop_pct is None
-        # timm itself chooses between the two ways to cover, by whether both sides scale to the same length.
+        # timm chooses between its two ways to cover by whether both sides are resized to the same length.
         faults["resize_mode='cover' of a square size"] = mode == "cover" and scaled[0] == scaled[1]
     if any(faults.values()):
         raise ExportError(
@@ -127,7 +127,7 @@ def processor_to_timm(processor: BaseImageProcessor) -> dict[str, Any]:
 
 
 def _per_channel(name: str, levels: float | Sequence[float], channels: int) -> tuple[float, ...]:
-    """Return one value per channel; one value, or a list of another length whose values are equal, is for all."""
+    """Return one value per channel; a single value, or a list of equal values, applies to all channels."""
     levels = [levels] if isinstance(levels, int | float) else levels
     if len(levels) == channels:
         return tuple(levels)
@@ -140,7 +140,7 @@ def _per_channel(name: str, levels: float | Sequence[float], channels: int) -> t
 
 
 def _crop_pct(crop: tuple[int, int], scaled: tuple[int, int]) -> float | None:
-    """Return the shortest decimal fraction from which timm computes this resized size for this crop."""
+    """Return the shortest decimal from which timm computes this resized size for this crop; None if there is none."""
     largest = min(side / pixels for side, pixels in zip(crop, scaled, strict=True))
     for digits in range(1, 18):
         for share in (round(largest, digits), math.floor(largest * 10**digits) / 10**digits):

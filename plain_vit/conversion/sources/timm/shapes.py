@@ -1,7 +1,7 @@
-"""Settings inferred from names and shapes of a state dict with timm's names, and those that must be given.
+"""Settings of a state dict with timm's names: inferred from names and shapes, or given by the caller.
 
 Heads, scale, epsilon, activation and more affect the logits but no shape. They come from a timm architecture name or
-from the caller; the same shapes as an architecture do not prove that it is that architecture.
+from the caller: a model with the shapes of an architecture may still be another one.
 """
 
 import math
@@ -30,12 +30,12 @@ from .arguments import (
 )
 from .names import families, plain_names
 
-# Arguments set only in code, since no config.json can store a class, but shown by the tensors.
+# Arguments that the tensors show but that can only be set in code, because no config.json can store a class.
 CODE_ONLY = (
     *("mlp_layer", "norm_layer", "block_fn", "attn_layer", "embed_norm", "num_parallel", "fuse_out_proj"),
     *("stem_depths",),
 )
-POOLED_TOKENS = ("mean", "max", "mean_max", "map")  # poolings that may or may not include the tokens before the patches
+POOLED_TOKENS = ("mean", "max", "mean_max", "map")  # poolings that may include the tokens before the patches
 ELONGATED = 4  # ratio of sides beyond which a grid is implausible
 
 
@@ -44,7 +44,7 @@ class Settled:
     """The settings of a state dict: arguments of timm's constructor, and their origins.
 
     Args:
-        arguments: As in `DEFAULTS`, without classes and channels.
+        arguments: Arguments as in `DEFAULTS`, without the numbers of classes and channels.
         inferences: The inferred values and their origins.
         fields: Fields of our config without a timm argument.
     """
@@ -54,7 +54,7 @@ class Settled:
     fields: dict[str, Any] = field(default_factory=dict)
 
     def config(self, known: Mapping[str, Any]) -> PlainViTConfig:
-        """Return our config of it, without its classes."""
+        """Return our config for these settings, without a classifier."""
         return config_of({**self.arguments, "num_classes": 0, "in_chans": known["in_chans"]}, **self.fields)
 
 
@@ -75,7 +75,7 @@ class Parts:
 
     Args:
         names: The tensors by name.
-        kernel: Shape of the projection of the patches.
+        kernel: Shape of the patch projection's weight.
         kind: timm's class of its blocks; pre-norm and post-norm blocks look the same.
         differential: Whether the attention is differential.
         attention: Prefix of the first attention.
@@ -99,10 +99,10 @@ class Parts:
 
     @classmethod
     def of(cls, names: Mapping[str, torch.Tensor]) -> "Parts":
-        """Find them.
+        """Find the parts of a state dict.
 
         Raises:
-            MappingError: Tensors are missing that every model has.
+            MappingError: Tensors that every model has are missing.
         """
         kernel, first = shape_of(names, "patch_embed.proj.weight"), "blocks.0."
         differential = any(name.startswith(first) and name.endswith("lambda_q1") for name in names)
@@ -129,7 +129,7 @@ class Parts:
 
     @property
     def embed_dim(self) -> int:
-        """Channels of a token."""
+        """Hidden size."""
         return self.kernel[0]
 
     @property
@@ -139,7 +139,7 @@ class Parts:
 
     @property
     def stem_depths(self) -> tuple[int, ...] | None:
-        """The number of units of each stage of a hybrid's ResNet, none for its root alone; None without one."""
+        """Number of units in each stage of a hybrid's ResNet, empty for a root alone; None without a ResNet."""
         units = [name.split(".")[3:6:2] for name in self.names if name.startswith("patch_embed.backbone.stages.")]
         if not units and "patch_embed.backbone.conv.weight" not in self.names:
             return None
@@ -148,18 +148,18 @@ class Parts:
 
     @property
     def patch_size(self) -> tuple[int, int]:
-        """In pixels of the image, (height, width)."""
+        """Patch size in image pixels, (height, width)."""
         stride = 1 if self.stem_depths is None else stem_stride(self.stem_depths)
         return self.kernel[2] * stride, self.kernel[3] * stride
 
     @property
     def channels(self) -> int:
-        """Of the image."""
+        """Number of image channels."""
         return shape_of(self.names, f"{first_convolution(self.stem_depths)}.weight")[1]
 
     @property
     def num_heads(self) -> int | None:
-        """Heads, where a tensor has the width of one."""
+        """Number of heads, if a tensor shows the width of one head; otherwise None."""
         if self.differential:
             return self.embed_dim // (2 * self.names[f"{self.attention}lambda_q1"].shape[0])
         norm = self.names.get(f"{self.attention}q_norm.weight")
@@ -167,7 +167,7 @@ class Parts:
 
     @property
     def mlp_layer(self) -> str:
-        """timm's class of the MLP."""
+        """timm's name for the class of the MLP."""
         if f"{self.mlp}fc1_g.weight" in self.names:
             return "SwiGLU"
         packed = not self.parallel and self.width == 2 * shape_of(self.names, f"{self.mlp}fc2.weight")[1]
@@ -175,15 +175,15 @@ class Parts:
 
     @property
     def num_branches(self) -> int:
-        """Attentions of the first block, where it has several."""
+        """Number of parallel attentions in the first block; 0 if it is not such a block."""
         return len({name.split(".")[3] for name in self.names if name.startswith("blocks.0.attns.")})
 
 
 def observed(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return the observations of a state dict by names and shapes: arguments, and values that depend on several.
+    """Return what the names and shapes of a state dict show: arguments, and values that depend on several arguments.
 
     Raises:
-        MappingError: Tensors are missing that every model has.
+        MappingError: Tensors that every model has are missing.
     """
     parts = Parts.of(tensors)
     scales = (".gamma", ".gamma_1")
@@ -204,7 +204,7 @@ def first_convolution(stem_depths: tuple[int, ...] | None) -> str:
 
 
 def expected_observations(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the observations expected for these arguments, as from `observed`; channels are copied from `known`."""
+    """Return what `observed` would return for a model with these arguments; channels are copied from `known`."""
     given = {**DEFAULTS, **arguments}
     # Pre-norm and post-norm blocks have the same tensors, and so have prr and no pooling.
     block = "Block" if given["block_fn"] == "ResPostBlock" else given["block_fn"]
@@ -230,16 +230,16 @@ def expected_observations(arguments: Mapping[str, Any], known: Mapping[str, Any]
 
 
 def part_of(name: str) -> str:
-    """Return the module of a tensor, without numbers: "blocks.{}.attn.qkv" of "blocks.3.attn.qkv.bias"."""
+    """Return the module of a tensor without numbers: "blocks.{}.attn.qkv" for "blocks.3.attn.qkv.bias"."""
     parts = ["{}" if part.isdigit() else part for part in name.split(".")]
     return ".".join(parts[:-1] if parts[-1] in ("weight", "bias", "running_mean", "running_var") else parts)
 
 
 def families_of(names: Collection[str], known: Collection[str] = ()) -> list[str]:
-    """Return the files of timm, with their titles, to which tensors with such names belong and to no others.
+    """Return the files of timm, with their titles, that are the only ones to which tensors with these names can belong.
 
-    They are named by the parts that no other model of timm has, beside which everything in the same modules must be
-    theirs too: heads are replaced and parts added, but the layers of a model are those of its file.
+    A file is recognised by parts that no other timm model has. All other parts in the same modules must be its own too:
+    users replace heads and add parts, but not inside the layers.
 
     Args:
         names: Names of the tensors.
@@ -260,7 +260,7 @@ def families_of(names: Collection[str], known: Collection[str] = ()) -> list[str
 
 
 def _grid(size: Size, known: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the grid of an image's patches, (rows, columns); partial patches are dropped."""
+    """Return the patch grid of an image, (rows, columns), without partial patches."""
     (height, width), (patch_height, patch_width) = pair(size), known["patch_size"]
     return height // patch_height, width // patch_width
 
@@ -285,15 +285,15 @@ def image_size_of(
     """Return the image size of a named architecture and its origin, or the possible sizes.
 
     Args:
-        rows: Rows of the position table; None without one.
-        prefix: How many of them are of the tokens before the patches.
-        patch_size: In pixels, (height, width).
+        rows: Number of rows of the position table; None without a table.
+        prefix: Number of these rows for the tokens before the patches.
+        patch_size: Patch size in pixels, (height, width).
         hints: The caller's hints.
         stated: Candidate sizes with their origins; the first that fits is used.
 
     Raises:
-        CheckpointError: The caller's size does not fit the rows.
-        MappingError: There is no row for a patch.
+        CheckpointError: The caller's size does not match the number of rows.
+        MappingError: There are no rows for patches.
     """
     known = {"patch_size": patch_size}
     if hints.image_size is not None:
@@ -312,14 +312,14 @@ def image_size_of(
 
 
 def squarest_grid(rows: int | None, prefix: int) -> tuple[int, int]:
-    """Return the squarest grid (rows, columns) of the patches that a table of positions has, wide before tall."""
+    """Return the squarest grid (rows, columns) for a position table with this number of rows, wide before tall."""
     return (1, 1) if rows is None else grids(rows - prefix)[0]
 
 
 def _image_size(
     rows: int | None, no_embed_class: bool, known: Mapping[str, Any], hints: Hints, stated: Sequence[tuple[Any, str]]
 ) -> tuple[Any, str] | list[tuple[int, int]]:
-    """Return the image size for what a state dict shows, as from `image_size_of`."""
+    """Return the result of `image_size_of` for what a state dict shows."""
     prefix = 0 if no_embed_class else prefix_of(known)
     return image_size_of(rows, prefix, known["patch_size"], hints, stated)
 
@@ -348,7 +348,7 @@ def settled_by_name(
         source: Origin of the name.
 
     Raises:
-        MappingError: lists the differences to the tensors.
+        MappingError: lists how the tensors differ from the architecture's.
         AmbiguousCheckpointError: for an unknown image size.
         CheckpointError: for hints that contradict the architecture.
     """
@@ -380,7 +380,7 @@ def settled_by_name(
 
 
 def _full_hints(config: PlainViTConfig, hints: Hints, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return hints that fully describe a model: those of a config, updated by the caller's."""
+    """Return hints that fully describe a model: the values in a config, updated by the caller's hints."""
     full = {
         "num_attention_heads": config.num_attention_heads,
         "attention_scale": SCALES[0],
@@ -408,7 +408,7 @@ def settled_by_hints(known: Mapping[str, Any], rows: int | None, hints: Hints, a
         known: The result of `observed`.
         rows: Rows of the position table.
         hints: The caller's hints.
-        alike: Architectures of timm's other classes with these tensors.
+        alike: Architectures of timm's other classes with the same tensors.
 
     Raises:
         AmbiguousCheckpointError: lists all missing settings, with the architectures that fit.
@@ -444,7 +444,7 @@ ASKED = (
 
 
 class _Detail:
-    """Each argument of timm's constructor: from the tensors, from the caller, or missing."""
+    """Collector of timm's constructor arguments, each from the tensors, from the caller, or missing."""
 
     def __init__(self, known: Mapping[str, Any], rows: int | None, hints: Hints):
         self.known = known
@@ -536,7 +536,7 @@ class _Detail:
                     "of these, its Eva with GELU, and nothing tells them apart: give the architecture, or convert the "
                     "live module"
                 )
-            pooling = self.ask("pooling", ["map"])  # one with another number of heads has the same tensors
+            pooling = self.ask("pooling", ["map"])  # poolings with other numbers of heads have the same tensors
             if pooling not in (None, "map"):
                 raise CheckpointError(
                     f"pooling={pooling!r} has no weights, but the tensors contain attn_pool: expected 'map'"
@@ -558,7 +558,7 @@ class _Detail:
             arguments["global_pool"] = timm_name_for(POOLINGS, pooling)
 
     def _rotation(self) -> None:
-        # Published models that rotate have names and shapes of others that do not.
+        # Some published models with rotary embeddings have the same names and shapes as models without.
         said = self.ask("rotary_embedding_type", ["none"])
         if said not in (None, "none"):
             raise CheckpointError(
@@ -601,8 +601,8 @@ def fitting(
 ) -> tuple[list[str], dict[str, Sequence[tuple[int, int]]]]:
     """Return the architectures with these shapes and the caller's hints, the most likely first.
 
-    Architectures with this grid come first, then those whose rows form a square; if none has this grid, the second
-    value also asks for the image size.
+    Architectures with this grid come first, then those for which the table has a square grid. If none has this grid,
+    the second value asks for the image size.
     """
     plain = plain_names().architectures
     ranked: dict[str, int] = {}

@@ -1,9 +1,9 @@
 """timm's Vision Transformers: live modules, files, and export.
 
-VisionTransformer and VisionTransformerDistilled are read here, its other classes as `constructors.py` lists them.
-Everything is based on the arguments of timm's own constructor (`arguments.py`): they are read from a live module
-(`modules.py`), stored as `architecture` and `model_args` in a checkpoint, and those inferred from a bare state dict are
-compared with all architectures of timm (`shapes.py`).
+VisionTransformer and VisionTransformerDistilled are read here, timm's other classes by `constructors.py`.
+Everything is based on the arguments of timm's own constructor (`arguments.py`). They are read from a live module
+(`modules.py`) or from `architecture` and `model_args` in a checkpoint's config.json, or inferred from a bare state dict
+and compared with all of timm's architectures (`shapes.py`).
 """
 
 import fnmatch
@@ -68,7 +68,7 @@ IMAGENETS = {
     21843: "imagenet-21k-goog",
 }
 
-# Tensors other than the encoder's in its pre-training checkpoints.
+# Tensors of MAE checkpoints outside the encoder.
 IGNORED = (
     ("decoder_*", "the decoder of the masked autoencoder"),
     ("mask_token", "replaces hidden patches in the decoder of the masked autoencoder"),
@@ -79,7 +79,7 @@ IGNORED = (
 
 @functools.cache
 def _opened_parts() -> frozenset[str]:
-    """Return the parts that some model of timm that plain-vit opens has, as `part_of` names them."""
+    """Return the parts, in the sense of `part_of`, of all timm models that plain-vit opens."""
     parts = own_parts()
     configs = PlainViTConfig(), PlainViTConfig(mlp_type="swiglu")
     for constructor, config in itertools.product(CONSTRUCTORS, configs):
@@ -89,11 +89,11 @@ def _opened_parts() -> frozenset[str]:
 
 
 def _refuse_others(tensors: StateDict) -> None:
-    """Refuse tensors that no answer to a question can make those of a model that opens.
+    """Refuse tensors that no hints can turn into a model that opens.
 
     Raises:
-        UnknownFormatError: They are of a family of timm, by the title of its file.
-        MappingError: There are others, of no model of timm that plain-vit opens.
+        UnknownFormatError: The tensors are of an unsupported family of timm; names its file and title.
+        MappingError: There are tensors that no timm model that opens has.
     """
     names = [name for name in tensors if not any(fnmatch.fnmatch(name, pattern) for pattern, _ in IGNORED)]
     own = own_parts()
@@ -123,7 +123,7 @@ def _settled_by_folder(settings: Mapping[str, Any], known: dict[str, Any], rows:
         arguments.pop("pos_embed", None)  # VisionTransformerDistilled ignores it and always has a position table
     if hints.architecture and architecture_of(hints.architecture) is not architecture_of(name):
         raise CheckpointError(f"architecture={hints.architecture!r}: config.json says {name!r}. Omit the hint")
-    config_of(arguments)  # refuses arguments without a counterpart
+    config_of(arguments)  # raises an error for arguments without a counterpart
     _check_one_epsilon(architecture_of(name), given)
     arguments, inferences = _with_code(arguments, given, known, hints)
     if settings.get("global_pool") not in (None, {**DEFAULTS, **arguments}["global_pool"]):
@@ -136,14 +136,14 @@ def _settled_by_folder(settings: Mapping[str, Any], known: dict[str, Any], rows:
 
 
 def _check_one_epsilon(architecture: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse a patch norm whose epsilon differs from that of the block norms.
+    """Refuse a patch norm whose epsilon differs from the block norms'.
 
     Args:
-        architecture: The arguments of the name.
-        given: Those of `config.json`, in which a norm given by name has timm's default epsilon.
+        architecture: The arguments of the architecture.
+        given: The arguments in `config.json`, where a norm given by name has timm's default epsilon.
 
     Raises:
-        ExportError: They differ.
+        ExportError: The epsilons differ.
     """
     both = {**DEFAULTS, **architecture, **given}
     named = {**DEFAULTS, **architecture}["norm_eps"]
@@ -160,12 +160,12 @@ def _check_one_epsilon(architecture: Mapping[str, Any], given: Mapping[str, Any]
 def _with_code(
     arguments: dict[str, Any], given: Mapping[str, Any], known: Mapping[str, Any], hints: Hints
 ) -> tuple[dict[str, Any], list[Inference]]:
-    """Return the arguments with the classes that the tensors show and no `config.json` can store.
+    """Add the classes that the tensors show, and that no `config.json` can store, to the arguments.
 
     Args:
-        arguments: Those of the architecture and of `config.json`.
-        given: Those of `config.json` alone.
-        known: The observations of the tensors.
+        arguments: The arguments of the architecture, updated by `config.json`.
+        given: The arguments in `config.json`.
+        known: The result of `observed`.
         hints: The caller's hints.
 
     Raises:
@@ -179,7 +179,7 @@ def _with_code(
         inferences.append(Inference(name, known[name], "the tensors: no config.json can hold a class"))
         if name == "embed_norm":
             arguments["embed_norm_layer"] = known["norm_layer"] if known[name] else None
-            if known[name]:  # whether it differs from the other norms is asked
+            if known[name]:  # its epsilon may differ from the other norms'
                 open_["layer_norm_eps"] = [{**DEFAULTS, **arguments}["norm_eps"]]
         elif name == "stem_depths":
             stride = 1 if known[name] is None else stem_stride(known[name])
@@ -210,20 +210,20 @@ def _with_code(
 
 
 def _pooling_of_two(arguments: Mapping[str, Any], other: str, known: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
-    """Return the arguments of the pooling if `config.json` contains two: that of the arguments and the final one.
+    """Return the pooling arguments if `config.json` has two poolings: in the arguments, and `other` at its top level.
 
     Raises:
-        AmbiguousCheckpointError: The caller gives neither.
+        AmbiguousCheckpointError: The caller chooses neither.
     """
     said = _pooling_said({**DEFAULTS, **arguments}["global_pool"], other, hints)
     return {**said, "fc_norm": known["fc_norm"]} if said else {}
 
 
 def _pooling_said(built: str, other: str, hints: Hints) -> dict[str, Any]:
-    """Return the argument that the caller chooses of two: that of the architecture and another.
+    """Return the pooling argument to change if the caller chooses `other` over the architecture's pooling.
 
     Raises:
-        AmbiguousCheckpointError: The caller gives neither.
+        AmbiguousCheckpointError: The caller chooses neither.
     """
     if hints.pooling is None:
         names = [POOLINGS.get(word, word) for word in (other, built)]
@@ -245,15 +245,15 @@ def _model_args(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pretrained_cfg(settings: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
-    """Return timm's `pretrained_cfg` with the labels in it, from a `config.json` of this or the older, flat kind.
+    """Return timm's `pretrained_cfg` including the labels, from a `config.json` of the current or the older flat form.
 
-    Without the labels if the caller names them, or drops the classifier.
+    The labels are left out if the caller names them or drops the classifier.
     """
     cfg = dict(settings.get("pretrained_cfg") or settings)
     cfg["label_names"] = settings.get("label_names") or settings.get("labels") or cfg.get("label_names")
     if settings.get("num_classes") is not None:
         cfg["num_classes"] = settings["num_classes"]
-    if settings.get("architectures") == ["TimmWrapperModel"]:  # of transformers; it has no classifier
+    if settings.get("architectures") == ["TimmWrapperModel"]:  # transformers' wrapper without a classifier
         cfg |= {"num_classes": 0, "label_names": None}
     if hints.drop or hints.id2label is not None:
         cfg = {name: value for name, value in cfg.items() if name not in ("num_classes", "label_names")}
@@ -261,11 +261,11 @@ def _pretrained_cfg(settings: Mapping[str, Any], hints: Hints) -> dict[str, Any]
 
 
 def _labels(cfg: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
-    """Return the config's label fields where timm's configuration has names for that many classes."""
+    """Return the label fields of our config, if timm's configuration names this number of classes."""
     names = cfg.get("label_names")
     if not names or cfg.get("num_classes", num_classes) != num_classes:
         return {}
-    if isinstance(names, Mapping):  # by index, possibly not for all
+    if isinstance(names, Mapping):  # by index, perhaps incomplete
         named = {int(index): name for index, name in names.items()}
         return label_fields([named.get(index, f"LABEL_{index}") for index in range(num_classes)])
     if len(names) != num_classes:
@@ -277,7 +277,7 @@ def _labels(cfg: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
 
 
 def _constructor_for(config: PlainViTConfig, layout: str | None) -> Constructor | None:
-    """Return the class that has a layout, or that alone represents a model; None for the VisionTransformer."""
+    """Return the class of a layout, or the first that represents the model; None for the VisionTransformer."""
     if layout is not None:
         return next((one for one in CONSTRUCTORS if layout in one.layouts), None)
     try:
@@ -288,7 +288,7 @@ def _constructor_for(config: PlainViTConfig, layout: str | None) -> Constructor 
 
 
 def _resamples_to(config: PlainViTConfig, shape: Sequence[int]) -> bool:
-    """Return whether timm's VisionTransformer resamples positions as the model does, for images of this other size."""
+    """Return whether timm's VisionTransformer resamples positions to another image size as the model does."""
     fits = not any(side % patch for side, patch in zip(shape, config.patch_shape, strict=True))
     return tuple(shape) != config.image_shape and fits and config.position_resampling == "bicubic_antialias"
 
@@ -297,7 +297,7 @@ def _check_represented(config: PlainViTConfig) -> None:
     """Refuse a model that no class represents.
 
     Raises:
-        ExportError: lists the parts of the model that the class nearest to it cannot represent.
+        ExportError: lists the parts of the model that the closest class cannot represent.
     """
     if _constructor_for(config, None) is None:
         claiming = next((one for one in CONSTRUCTORS if one.claims(config)), None)
@@ -310,7 +310,7 @@ def _check_represented(config: PlainViTConfig) -> None:
 def _described_by(
     constructor: Constructor, tensors: StateDict, settings: Mapping[str, Any], hints: Hints
 ) -> Description:
-    """Return the configuration of a checkpoint whose class the architecture names."""
+    """Return the description of a checkpoint of an architecture of this class."""
     cfg, named = _pretrained_cfg(settings, hints), settings.get("architecture")
     name = str(named or hints.architecture)
     base = name.split(".")[0]
@@ -333,7 +333,7 @@ def _described_by(
 
 
 def _takes_any_size(architecture: str, model_args: Mapping[str, Any]) -> bool:
-    """Return whether timm's model takes images of other sizes than its own."""
+    """Return whether timm's model takes images of any size."""
     constructor, name = constructor_named(architecture), architecture.split(".")[0]
     if constructor is None:
         plain = plain_names()
@@ -344,7 +344,7 @@ def _takes_any_size(architecture: str, model_args: Mapping[str, Any]) -> bool:
 
 
 def _check_classes(cfg: Mapping[str, Any], classes: int) -> None:
-    """Refuse a `config.json` with another number of classes than the head."""
+    """Raise an error if `config.json` and the head have different numbers of classes."""
     if cfg.get("num_classes", classes) != classes:
         raise CheckpointError(
             f"config.json has {cfg['num_classes']} classes, the head {classes}: correct the former, or give "
@@ -353,10 +353,10 @@ def _check_classes(cfg: Mapping[str, Any], classes: int) -> None:
 
 
 def _imagenet_labels(config: PlainViTConfig, cfg: Mapping[str, Any], hints: Hints) -> list[Inference]:
-    """Set the class names of an ImageNet, which timm identifies by their number, if timm is installed.
+    """Set the class names of an ImageNet, identified by the number of classes as in timm, if timm is installed.
 
-    They are those of a folder of timm without names, as transformers reads it, and of published weights (a name with a
-    tag); other tensors may be of any classes.
+    Only timm folders without names (as in transformers) and published weights (a name with a tag) get these names:
+    other tensors may have any classes.
     """
     is_named = bool(cfg.get("label_names")) or hints.id2label is not None
     is_published = bool(cfg) or "." in (hints.architecture or "")
@@ -388,12 +388,12 @@ class TimmFormat(Format):
 
     @property
     def published_files(self) -> Mapping[str, str]:
-        """Model and tag by published file."""
+        """Model and tag of each published file."""
         return plain_names().published_files
 
     @property
     def architectures(self) -> Collection[str]:
-        """The names of timm's models that open, today's and earlier ones."""
+        """The current and earlier names of timm's models that open."""
         plain, others = plain_names(), itertools.chain(*(one.architectures for one in CONSTRUCTORS))
         return (*plain.architectures, *plain.old_names, *others)
 
@@ -415,7 +415,7 @@ class TimmFormat(Format):
         return f"timm's {' or '.join(families)}" if families else None
 
     def unread(self, tensors: StateDict) -> dict[str, str]:
-        """Return the mask token, except for that of DINOv2 and DINOv3, which has two axes and is kept."""
+        """Return the mask token, unless it is DINOv2's or DINOv3's, which has two axes and is kept."""
         kept = ["mask_token"] if "mask_token" in tensors and tensors["mask_token"].ndim == 2 else []
         return {name: reason for name, reason in super().unread(tensors).items() if name not in kept}
 
@@ -425,7 +425,7 @@ class TimmFormat(Format):
         return any(f"{base.__module__}.{base.__qualname__}" in paths for base in type(module).__mro__)
 
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
-        """Read the configuration of a live module, which determines everything: hints are not needed.
+        """Read the configuration of a live module. It determines everything, so no hints are needed.
 
         Raises:
             ExportError: lists every part that plain-vit does not support.
@@ -444,12 +444,12 @@ class TimmFormat(Format):
         return Description(config)
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
-        """Read the configuration of a state dict and, in a folder of timm, its `config.json`.
+        """Read the configuration of a state dict and of `config.json`, if there is one.
 
         Raises:
-            AmbiguousCheckpointError: lists the settings in neither.
-            UnknownFormatError: The tensors are of a model of timm's that plain-vit does not open.
-            MappingError: They do not match the named architecture.
+            AmbiguousCheckpointError: lists the settings that neither determines.
+            UnknownFormatError: The tensors are of a timm model that plain-vit does not open.
+            MappingError: The tensors do not match the named architecture.
         """
         cfg = _pretrained_cfg(settings, hints)
         name = settings.get("architecture") or hints.architecture
@@ -496,7 +496,7 @@ class TimmFormat(Format):
     ) -> tuple[Any, Sequence[str]]:
         """Return a processor with the preprocessing of timm's evaluation transform.
 
-        Without a `config.json`, the installed timm gives the preprocessing of an architecture by its name.
+        Without a `config.json`, the installed timm gives the preprocessing of the named architecture.
         """
         cfg, assumed = _pretrained_cfg(settings, hints), []
         if not cfg and hints.architecture and importlib.util.find_spec("timm"):
@@ -512,9 +512,9 @@ class TimmFormat(Format):
         size: Any = config.image_size
         constructor = constructor_named(settings.get("architecture") or hints.architecture)
         if constructor is not None and constructor.any_size:
-            size = hints.image_size  # the grid of its positions is no size of images
+            size = hints.image_size  # its position grid does not determine the image size
         elif settings.get("architecture") and hints.image_size is None:
-            # For a model of any size, timm prepares the size in its configuration, not that of the model's own grid.
+            # For a model of any size, timm's transform uses the size in its configuration, not the model's own grid.
             takes_any = _takes_any_size(settings["architecture"], settings.get("model_args") or {})
             size = None if takes_any else config.image_size
         return processor_from_timm(cfg, num_channels=config.num_channels, image_size=size), assumed
@@ -522,8 +522,8 @@ class TimmFormat(Format):
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the table of tensors.
 
-        Layout "gamma_1" is DeiT III's own name of the LayerScale gains, "dinov2" DINOv2's own names, followed by the
-        number of blocks in a chunk if its training split them.
+        The layout "gamma_1" has DeiT III's own names of the LayerScale gains. "dinov2" has DINOv2's own names and is
+        followed by the number of blocks per chunk if training split the blocks.
         """
         if (constructor := _constructor_for(config, layout)) is not None:
             return constructor.rows(config, layout)
@@ -544,10 +544,10 @@ class TimmFormat(Format):
         if named is None or not is_todays or config.representation_size or from_code:
             return None
         if settings.get("global_pool") not in (None, timm_name_for(POOLINGS, config.pooling)):
-            return None  # the caller chose the other of two
+            return None  # the caller chose the other of two poolings
         import timm
 
-        # These arguments may differ from the architecture: head, channels, image size.
+        # Head, channels and image size may differ from the architecture's.
         given = dict(settings.get("model_args") or {})
         given |= {"num_classes": config.num_labels, "in_chans": config.num_channels}
         given |= {"img_size": config.image_shape} if constructor is None else constructor.native_size(config)
@@ -559,7 +559,7 @@ class TimmFormat(Format):
         """Build timm's own model of this config, with random weights.
 
         Raises:
-            ExportError: names every part that timm cannot represent.
+            ExportError: lists every part that timm cannot represent.
         """
         if dinov2.is_own(layout):
             return build(dinov2.without_mask_token(config))
@@ -574,7 +574,7 @@ class TimmFormat(Format):
         return build(config)
 
     def for_module(self, tensors: StateDict, config: PlainViTConfig, layout: str | None) -> StateDict:
-        """Return a checkpoint's tensors under timm's names."""
+        """Return a checkpoint's tensors by timm's names."""
         return dinov2.for_module(tensors, config) if dinov2.is_own(layout) else tensors
 
     def write(
@@ -585,7 +585,7 @@ class TimmFormat(Format):
         `timm.create_model("local-dir:PATH", pretrained=True)` opens the folder.
 
         Raises:
-            ExportError: names every part of the model or of the image processor that timm cannot represent.
+            ExportError: lists every part of the model or the image processor that timm cannot represent.
         """
         if dinov2.is_own(layout):
             raise ExportError("a folder of timm has timm's own names: omit the layout", [f"layout={layout!r}"])

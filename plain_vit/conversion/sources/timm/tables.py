@@ -1,4 +1,4 @@
-"""Tables of the tensors of timm's VisionTransformer, in parts that its other models share.
+"""Tables of the tensors of timm's VisionTransformer, in parts that timm's other models share.
 
 Source: timm 1.0.31, `timm/models/vision_transformer.py`.
 """
@@ -11,14 +11,14 @@ from ....configuration_plain_vit import PlainViTConfig
 from ...tables.engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_KV, SPLIT_QKV, Row, Transform
 from .shapes import part_of
 
-# The parallel block computes the first layer of the MLP, query, key and value in one product, in this order.
+# The parallel block fuses the first layer of the MLP, query, key and value, in this order.
 SPLIT_MLP_QKV = Transform(
     "SPLIT_MLP_QKV",
     lambda tensors, config: tensors[0].split((config.intermediate_size, *(config.hidden_size,) * 3), dim=0),
     lambda tensors, config: [torch.cat(list(tensors), dim=0)],
 )
 
-# Where its two output projections are one, that one reads the joined heads, then the MLP.
+# If its two output projections are fused, the inputs are the concatenated heads, then the MLP.
 SPLIT_ATTENTION_MLP = Transform(
     "SPLIT_ATTENTION_MLP",
     lambda tensors, config: tensors[0].split((config.hidden_size, config.intermediate_size), dim=1),
@@ -26,7 +26,7 @@ SPLIT_ATTENTION_MLP = Transform(
 )
 
 QKV = tuple(f"vit.layers.{{}}.attention.{name}_proj" for name in "qkv")
-# Of Beit and Eva, where keys have no bias.
+# Beit and Eva, whose keys have no bias.
 WITHOUT_KEY_BIAS_ROWS = [
     Row("blocks.{}.attn.qkv.weight", tuple(f"{name}.weight" for name in QKV), SPLIT_QKV),
     Row("blocks.{}.attn.q_bias", "vit.layers.{}.attention.q_proj.bias"),
@@ -82,7 +82,7 @@ def attention_rows(source: str, ours: str) -> list[Row]:
 
 
 def differential_rows(source: str, ours: str) -> list[Row]:
-    """Return the rows of what only differential attention has."""
+    """Return the rows that only differential attention has."""
     return [
         *(Row(f"{source}.lambda_{end}", f"{ours}.lambda_{end}") for end in ("q1", "k1", "q2", "k2")),
         Row(f"{source}.sub_norm", f"{ours}.head_norm"),
@@ -113,7 +113,7 @@ def sequential_rows(config: PlainViTConfig) -> list[Row]:
 
 
 def parallel_rows(config: PlainViTConfig) -> list[Row]:
-    """Return the rows of a block whose attention and MLP run side by side."""
+    """Return the rows of a block whose attention and MLP run in parallel."""
     block, layer = "blocks.{}", "vit.layers.{}"
     first = tuple(f"{layer}.{name}" for name in ("mlp.fc1", "attention.q_proj", "attention.k_proj", "attention.v_proj"))
     if config.qkv_bias:
@@ -146,7 +146,7 @@ def parallel_rows(config: PlainViTConfig) -> list[Row]:
 
 
 def branches_rows(config: PlainViTConfig) -> list[Row]:
-    """Return the rows of a block of several attentions, then several MLPs."""
+    """Return the rows of a block with several attentions followed by several MLPs."""
     attns, ffns = "blocks.{}.attns.{}", "blocks.{}.ffns.{}"
     attentions, mlps = "vit.layers.{}.attention_branches.{}", "vit.layers.{}.mlp_branches.{}"
     return [
@@ -168,7 +168,7 @@ BLOCK_ROWS = {
 
 
 def kernel_row(config: PlainViTConfig) -> Row:
-    """Return the row of the projection of patches."""
+    """Return the row of the patch projection."""
     kernel = KERNEL_TO_PIXELS if config.patch_projection == "linear" else IDENTITY
     return Row("patch_embed.proj.weight", "vit.embeddings.patch_embeddings.projection.weight", kernel)
 
@@ -181,12 +181,12 @@ def rows_of(config: PlainViTConfig) -> list[Row]:
 
 
 def parts_of(rows: Iterable[Row]) -> set[str]:
-    """Return the parts of the names of a table's tensors, as `part_of` names them."""
+    """Return the parts, in the sense of `part_of`, of the source names in a table."""
     return {part_of(source) for row in rows for source in row.sources}
 
 
 def own_parts() -> set[str]:
-    """Return the parts that some VisionTransformer of timm has, as `part_of` names them."""
+    """Return the parts, in the sense of `part_of`, that a VisionTransformer of timm may have."""
     parts = parts_of([*EMBEDDING_ROWS, *STEM_ROWS, *HEAD_ROWS, *GAMMA_ROWS])
     parts |= {"patch_embed.proj", *(f"patch_embed.backbone.{name}" for name in ("conv", "norm"))}
     parts |= {f"patch_embed.backbone.stem.{name}" for name in ("conv", "norm")}

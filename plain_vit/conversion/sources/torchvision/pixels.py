@@ -1,4 +1,4 @@
-"""The transforms that torchvision publishes with its weights as image processors."""
+"""Image processors for the transforms that torchvision publishes with its weights."""
 
 from ....image_processing_plain_vit import PlainViTImageProcessor
 from ...tables.data_files import data_file
@@ -11,7 +11,7 @@ def published_files() -> dict[str, tuple[int, int, str]]:
 
 
 def processor_from_torchvision(file: str) -> PlainViTImageProcessor:
-    """Prepare the same pixels as the transform that torchvision publishes with a file, such as "vit_b_16-c867db91"."""
+    """Return a processor with the same pixels as the transform of a published file, such as "vit_b_16-c867db91"."""
     resize, crop, interpolation = published_files()[file]
     return PlainViTImageProcessor(
         size={"shortest_edge": resize},

@@ -41,10 +41,10 @@ ARGUMENT_FIELDS = (
     "representation_size", "num_labels",
 )  # fmt: skip
 
-# Suffix of the names of published files after their architecture.
+# Suffix after the architecture in the names of published files.
 PUBLISHED_NAME = re.compile(r"(_lc)?(_swag)?-[0-9a-f]{8}$")
 
-# Attributes that do not affect the outputs: constructor arguments stored in addition to the parts.
+# Attributes that do not affect the outputs: stored constructor arguments.
 SILENT_ATTRIBUTES = {"seq_length", "inplace", "representation_size", "num_classes", "norm_layer"}
 
 BLOCK, LAYER = "encoder.layers.encoder_layer_{}", "vit.layers.{}"
@@ -67,17 +67,17 @@ HEAD = "heads.head"
 
 
 def architectures() -> dict[str, tuple[int, int, int, int, int]]:
-    """Return patch size (pixels), width, depth, heads and width of the MLP of each published builder."""
+    """Return patch size in pixels, hidden size, depth, heads and MLP width of each published builder."""
     return data_file("torchvision/architectures.json")["architectures"]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Differences to torchvision's current names; as text in reports and hints, such as "linear heads.1".
+    """Differences from torchvision's current names, written as text in reports and hints, such as "linear heads.1".
 
     Args:
         linear: Whether the MLP has the names of earlier releases.
-        head: Path of the classifier, which differs from torchvision's own if it was replaced.
+        head: Path of the classifier; not torchvision's own if it was replaced.
     """
 
     linear: bool = False
@@ -96,7 +96,7 @@ class Layout:
 class TorchvisionFormat(Format):
     """torchvision's Vision Transformers.
 
-    The text of a `Layout` gives the differences to torchvision's current names.
+    A layout is the text of a `Layout`.
     """
 
     name = "torchvision"
@@ -107,12 +107,12 @@ class TorchvisionFormat(Format):
 
     @property
     def published_files(self) -> Mapping[str, str]:
-        """Published files, each of which is an architecture of its own."""
+        """The published files; each is an architecture of its own."""
         return {name: name for name in published_files()}
 
     @property
     def architectures(self) -> Collection[str]:
-        """The names of the builders, and of the files in which their models are published."""
+        """The names of the builders and of their published files."""
         return (*architectures(), *published_files())
 
     def matches_names(self, names: Collection[str]) -> bool:
@@ -120,7 +120,7 @@ class TorchvisionFormat(Format):
         return {"conv_proj.weight", "encoder.pos_embedding", f"{BLOCK.format(0)}.ln_1.weight"} <= set(names)
 
     def has_architecture(self, name: str) -> bool:
-        """Return whether a name is that of a builder, or of a file that it is published in."""
+        """Return whether a name is a builder's or a published file's."""
         return PUBLISHED_NAME.sub("", name) in architectures()
 
     def matches_module(self, module: nn.Module) -> bool:
@@ -128,12 +128,12 @@ class TorchvisionFormat(Format):
         return any(f"{base.__module__}.{base.__qualname__}" == CLASS for base in type(module).__mro__)
 
     def classifiers(self, tensors: StateDict) -> list[str]:
-        """Return the one layer of the heads beside pre_logits, wherever it stands; the heads if they have several."""
+        """Return the only layer of the heads beside `pre_logits`, or the heads if they have several layers."""
         layers = {name.rpartition(".")[0] for name in tensors if f"{name}.".startswith("heads.")} - {"heads.pre_logits"}
         return self.heads_in(tensors) if len(layers) > 1 else [".".join(layer.split(".")[:2]) for layer in layers]
 
     def describe_module(self, module: Any, hints: Hints) -> Description:
-        """Read the configuration of a live module, which determines everything: hints are not needed.
+        """Read the configuration of a live module. It determines everything, so no hints are needed.
 
         Raises:
             ExportError: lists every part that plain-vit does not support.
@@ -173,7 +173,7 @@ class TorchvisionFormat(Format):
 
         Raises:
             AmbiguousCheckpointError: for heads and epsilon, which no tensor shows.
-            CheckpointError: for a position table of no square grid, which torchvision cannot have made.
+            CheckpointError: for a position table without a square grid, which torchvision's model cannot have.
         """
         width, channels, patch_size, _ = tensors["conv_proj.weight"].shape
         first = BLOCK.format(0)
@@ -214,7 +214,7 @@ class TorchvisionFormat(Format):
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
-        """Return the preprocessing that torchvision publishes with the file named by the caller, else a default."""
+        """Return the preprocessing that torchvision publishes with the named file, or else a default."""
         if hints.architecture in published_files():
             return processor_from_torchvision(hints.architecture), ()
         processor, assumed = super().image_processor(config, settings, preprocessor, hints)
@@ -237,7 +237,7 @@ class TorchvisionFormat(Format):
         ]
 
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
-        """Call torchvision's own builder, if the architecture was named and the head is in its usual place."""
+        """Build the model with torchvision's builder, if its name is known and the head is in the usual place."""
         named = next((one.value for one in description.inferences if one.field == "architecture"), None)
         config = description.config
         if named is None or not config.num_labels or Layout.parse(description.layout) != Layout():
@@ -267,7 +267,7 @@ class TorchvisionFormat(Format):
             mlp_dim=config.intermediate_size,
             dropout=config.hidden_dropout_prob,
             attention_dropout=config.attention_probs_dropout_prob,
-            num_classes=config.num_labels or 1,  # replaced below if there are none
+            num_classes=config.num_labels or 1,  # without labels, the head is replaced below
             representation_size=config.representation_size,
             norm_layer=functools.partial(nn.LayerNorm, eps=config.layer_norm_eps),
         )
@@ -291,7 +291,7 @@ class TorchvisionFormat(Format):
 
 
 def _read_heads(heads: nn.Module) -> tuple[str | None, float, dict[str, Any]]:
-    """Return the layout, the dropout and the fields of our config of the head."""
+    """Return the layout, the dropout rate and our config fields of the heads."""
     parts = {"heads" + ("." + path if path else ""): part for path, part in heads.named_modules(remove_duplicate=False)}
     leaves = [(path, part) for path, part in parts.items() if type(part) not in (nn.Identity, nn.Sequential)]
     fields: dict[str, Any] = {"num_labels": 0}
@@ -316,7 +316,7 @@ def _read_heads(heads: nn.Module) -> tuple[str | None, float, dict[str, Any]]:
 
 
 def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, Any], list[Inference]]:
-    """Return the heads and the epsilon, and their origin: a named architecture, or the caller.
+    """Return the number of heads and the epsilon, and their origin: a named architecture, or the caller.
 
     Args:
         shapes: The sizes of the tensors, in the order of `architectures`.
@@ -324,7 +324,7 @@ def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, A
 
     Raises:
         AmbiguousCheckpointError: Neither determines them.
-        CheckpointError: for an architecture that torchvision does not have, or that has other shapes.
+        CheckpointError: for an architecture that torchvision does not have or that has other shapes.
     """
     fitting: dict[str, int] = {name: heads for name, (*sizes, heads, mlp) in architectures().items()
                if [*sizes, mlp] == list(shapes.values())}  # fmt: skip

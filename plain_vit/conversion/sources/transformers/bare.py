@@ -1,7 +1,7 @@
-"""Weights of transformers without a `config.json`: the caller names the class, the tensors and the caller say the rest.
+"""Weights of transformers without a `config.json`: the caller names the class, tensors and hints determine the rest.
 
-The settings are those that a `config.json` would hold: the defaults of the class, what the tensors show, and what the
-caller gives. What changes outputs and is neither shown nor given is asked for.
+The result is the settings that a `config.json` would contain, from the defaults of the class, the tensors and the
+hints. An error asks for all other settings that affect the outputs.
 """
 
 import json
@@ -33,7 +33,7 @@ from .families import (
 )
 from .installed import class_named, config_class
 
-# Candidates beside the default of the class.
+# Candidates in addition to the default of the class.
 EPSILONS = (1e-6, 1e-5, 1e-12)
 ACTIVATIONS = ("gelu", "quick_gelu", "gelu_pytorch_tanh", "silu", "relu")
 CHANNELS = (3, 1, 4)
@@ -42,7 +42,7 @@ QUERY, QUERY_NORM = f"{LAYER}.attention.q_proj.weight", f"{LAYER}.attention.q_no
 FC1, REGISTERS = f"{LAYER}.mlp.fc1.weight", "vit.embeddings.register_tokens"
 SCORES = (f"{LAYER}.attention.relative_position_bias.table", "vit.relative_position_bias.table")
 TOKENS = ("vit.embeddings.cls_token", "vit.embeddings.distillation_token")
-# Settings that change outputs and that no tensor shows, taken from the defaults of the class, by our fields.
+# Settings that affect outputs but no tensor, by our fields. The defaults of the class are assumed.
 ASSUMED = {"rotary_theta": "rope_theta", "representation_act": "pooler_act"}
 EITHER_MLP = [PlainViTConfig(mlp_type=kind) for kind in ("mlp", "swiglu")]
 
@@ -67,13 +67,13 @@ class Parts:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows of all layouts that the class has."""
+        """The rows of all layouts of the class."""
         family = self.architecture.family
         rows = [row for config in EITHER_MLP for on_disk in (True, False) for row in family.rows_of(config, on_disk)]
         return [*rows, *self.architecture.head]
 
     def get(self, ours: str, layer: int = 0) -> torch.Tensor | None:
-        """Return what one of our tensors is made from; None if there is nothing."""
+        """Return the source tensor that one of our tensors is made from; None if there is none."""
         for row in self.rows:
             names, sources = _names(row.ours), _names(row.source)
             for place, name in enumerate(names):
@@ -87,14 +87,14 @@ class Parts:
         return None
 
     def has(self, ours: str) -> bool:
-        """Return whether one of our tensors is there."""
+        """Return whether the checkpoint has the source of one of our tensors."""
         return self.get(ours) is not None
 
     def there(self, ours: str) -> torch.Tensor:
-        """Return what one of our tensors is made from.
+        """Return the source tensor that one of our tensors is made from.
 
         Raises:
-            MappingError: There is nothing.
+            MappingError: There is none.
         """
         if (found := self.get(ours)) is None:
             raise MappingError("the tensors are not those of the class:", [f"nothing makes {ours.format(0)!r}"])
@@ -102,7 +102,7 @@ class Parts:
 
     @property
     def width(self) -> int:
-        """Channels of a token."""
+        """Hidden size."""
         return self.there(KERNEL).shape[0]
 
     @property
@@ -120,12 +120,12 @@ class Parts:
 
     @property
     def heads(self) -> int | None:
-        """Heads, where a tensor shows them or the caller gives them."""
+        """Number of heads; None if neither a tensor nor a hint gives it."""
         tables, norm = [table for name in SCORES if (table := self.get(name)) is not None], self.get(QUERY_NORM)
         width = self.there(QUERY).shape[0]
         if tables:
             return tables[0].shape[1]
-        if norm is not None and norm.shape[0] < width:  # of one head; another norm is of all of them
+        if norm is not None and norm.shape[0] < width:  # a norm per head, not over all heads
             return width // norm.shape[0]
         if self.hints.num_attention_heads is None and self.hints.head_dim is not None:
             return max(1, width // self.hints.head_dim)
@@ -133,7 +133,7 @@ class Parts:
 
     @property
     def key_value_heads(self) -> list[int] | None:
-        """Heads of keys and values, by layer."""
+        """Number of key and value heads of each layer; None if the number of heads is unknown."""
         if (heads := self.heads) is None:
             return None
         head_dim = self.there(QUERY).shape[0] // heads
@@ -142,7 +142,7 @@ class Parts:
 
     @property
     def patch_size(self) -> tuple[int, int] | None:
-        """In pixels, (height, width); None for a dense layer that reads patches, unless the caller gives it."""
+        """Patch size in pixels, (height, width); None if a dense layer projects the patches and no hint gives it."""
         kernel = self.there(KERNEL)
         if kernel.ndim == 4:
             return kernel.shape[2], kernel.shape[3]
@@ -150,13 +150,13 @@ class Parts:
 
     @property
     def channels(self) -> int | None:
-        """Of the image."""
+        """Number of image channels; None if the patch size is unknown."""
         kernel, patch = self.there(KERNEL), self.patch_size
         return kernel.shape[1] if kernel.ndim == 4 else None if patch is None else kernel.shape[1] // math.prod(patch)
 
     @property
     def patches(self) -> int | None:
-        """Patches of an image, where positions show them."""
+        """Number of patches of an image; None if no position table shows it."""
         if (table := self.get(TABLE)) is not None:
             return table.shape[-2] - sum(map(self.has, TOKENS))
         distances = next((table.shape[0] - 3 for name in SCORES if (table := self.get(name)) is not None), None)
@@ -164,18 +164,18 @@ class Parts:
 
     @property
     def representation(self) -> int | None:
-        """Width of the pooled token after the layer that follows it."""
+        """Output width of the layer after the pooling; None without such a layer."""
         layer = self.get("vit.representation.0.weight")
         return None if layer is None else layer.shape[0]
 
     @property
     def mlp_ratio(self) -> int | None:
-        """Width inside the MLP over that of the tokens, as DINOv2 computes it."""
+        """Ratio of the MLP's inner width to the hidden size, as DINOv2 defines it; None if there is no such ratio."""
         inside = {gated_width(self.width, one) if self.is_gated else self.width * one: one for one in range(1, 17)}
         return inside.get(self.there(FC1).shape[0])
 
 
-# Settings by the tensors that show them; None leaves the default. Each applies to the classes that declare it.
+# Settings read from the tensors; None keeps the default. Each applies to the classes that declare it.
 SHOWN: dict[str, Callable[[Parts], Any]] = {
     "hidden_size": lambda parts: parts.width,
     "num_hidden_layers": lambda parts: parts.depth,
@@ -205,17 +205,17 @@ SHOWN: dict[str, Callable[[Parts], Any]] = {
     "num_labels": lambda parts: parts.there("classifier.weight").shape[0] if parts.has("classifier.weight") else 0,
     "pooler_output_size": lambda parts: parts.representation,
     "projection_dim": lambda parts: parts.representation,
-    "drop_path_rate": lambda parts: 0.0,  # of a training that nothing tells of
+    "drop_path_rate": lambda parts: 0.0,  # affects only training
 }
 
 
 class Bare(NamedTuple):
-    """The settings that a `config.json` would hold.
+    """The settings that a `config.json` would contain.
 
     Args:
-        settings: As transformers writes them, where they differ from the defaults.
-        inferences: What was inferred or assumed, with its origin.
-        open: What is neither shown nor given, with its candidates; the first of them is in the settings.
+        settings: The settings that differ from the defaults, as transformers writes them.
+        inferences: Inferred or assumed values, with their origins.
+        open: Settings that neither tensors nor hints determine, with their candidates. `settings` has the first ones.
     """
 
     settings: dict[str, Any]
@@ -224,12 +224,12 @@ class Bare(NamedTuple):
 
 
 def read(name: str, tensors: StateDict, prefix: str, hints: Hints) -> Bare:
-    """Return the settings of tensors as those of a class.
+    """Return the settings of a class that these tensors and hints determine.
 
     Args:
         name: The class.
         tensors: The tensors; shapes are enough.
-        prefix: That of the encoder.
+        prefix: Prefix of the encoder.
         hints: The caller's hints.
 
     Raises:
@@ -245,7 +245,7 @@ def read(name: str, tensors: StateDict, prefix: str, hints: Hints) -> Bare:
     unshown, inferences, open_ = _unshown(parts, defaults)
     settings = {key: _side(value) for key, value in {**shown, **unshown}.items() if key in defaults}
     width = parts.there(QUERY).shape[0]
-    if width != parts.width:  # read by the classes without being declared
+    if width != parts.width:  # the classes read this setting without declaring it
         settings["head_dim"] = width // settings["num_attention_heads"]
     for field, setting in ASSUMED.items():
         if setting in defaults and (field != "representation_act" or parts.has("vit.representation.0.weight")):
@@ -255,12 +255,12 @@ def read(name: str, tensors: StateDict, prefix: str, hints: Hints) -> Bare:
 
 
 def has_parts(name: str, tensors: Collection[str], prefix: str, *, is_headless: bool) -> bool:
-    """Return whether what a class has beside its encoder is there: its head, or parts of a model around the encoder.
+    """Return whether the tensors include the parts that a class has beside its encoder, such as its head.
 
     Args:
         name: The class.
         tensors: The names of the tensors.
-        prefix: That of the encoder.
+        prefix: Prefix of the encoder.
         is_headless: Whether the head was left out.
     """
     container = CONTAINERS.get(name)
@@ -275,7 +275,7 @@ def has_parts(name: str, tensors: Collection[str], prefix: str, *, is_headless: 
 def _unshown(
     parts: Parts, defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Inference], dict[str, Sequence[object]]]:
-    """Return the settings that no tensor shows, the origin of inferred ones, and candidates for those still open."""
+    """Return the settings that tensors do not fully show, inferences, and candidates for the settings still open."""
     family, hints = parts.architecture.family, parts.hints
     inferences: list[Inference] = []
     open_: dict[str, Sequence[object]] = {}
@@ -304,12 +304,12 @@ def _unshown(
 
 
 def _side(size: Any) -> Any:
-    """Return one number for a size of equal sides."""
+    """Return a square size as one number; other values are unchanged."""
     return size[0] if isinstance(size, tuple) and len(set(size)) == 1 else size
 
 
 def _patch_sizes(numbers: int) -> list[tuple[int, int]]:
-    """Return the square patches with so many numbers, of images with usual channels."""
+    """Return the square patch sizes with this number of values, for images with a usual number of channels."""
     sides = [(math.isqrt(numbers // channels), channels) for channels in CHANNELS]
     return [(side, side) for side, channels in sides if side * side * channels == numbers]
 
@@ -317,7 +317,7 @@ def _patch_sizes(numbers: int) -> list[tuple[int, int]]:
 def _image_size(
     parts: Parts, inferences: list[Inference], open_: dict[str, Sequence[object]]
 ) -> tuple[int, int] | None:
-    """Return the native size of images, or record that it is open."""
+    """Return the native image size, or add it to `open_`."""
     patches, patch_size, family = parts.patches, parts.patch_size, parts.architecture.family
     if parts.hints.image_size is not None:
         size = pair(parts.hints.image_size)
@@ -334,7 +334,7 @@ def _image_size(
     sizes = image_sizes(patches, patch_size)
     if not family.square:
         open_["image_size"] = sizes
-        rows, columns = grids(patches)[0]  # until the size is given
+        rows, columns = grids(patches)[0]  # a placeholder until the size is given
         return rows * patch_size[0], columns * patch_size[1]
     if not sizes:
         raise MappingError("the class itself takes its grid for a square:", [f"positions of {patches} patches"])
@@ -344,10 +344,10 @@ def _image_size(
 
 
 def named(hints: Hints) -> str | None:
-    """Return the class that the caller names.
+    """Return the class that the caller's hints name, if any.
 
     Raises:
-        CheckpointError: There is no such class, or two are named.
+        CheckpointError: There is no such class, or the hints name two.
     """
     names = dict.fromkeys(word.split()[0] for word in (hints.architecture, hints.layout) if word)
     known = [*ARCHITECTURES, *CONTAINERS]
@@ -361,12 +361,12 @@ def named(hints: Hints) -> str | None:
 
 
 def ask(found: Mapping[str, Bare], *, is_named: bool, has_head: bool) -> AmbiguousCheckpointError:
-    """Return the error that asks for what is open.
+    """Return the error that asks for the open settings.
 
     Args:
         found: The settings, by the classes that have such tensors.
         is_named: Whether the caller named the class.
-        has_head: Whether a module of the caller's own may have the classifier, and read other features with it.
+        has_head: Whether there is a classifier, which may belong to a class of the caller's own with other features.
     """
     candidates: dict[str, list[object]] = {} if is_named else {"architecture": list(found)}
     for one in found.values():
@@ -383,7 +383,7 @@ def ask(found: Mapping[str, Bare], *, is_named: bool, has_head: bool) -> Ambiguo
 
 
 def config_json(name: str, found: Bare) -> dict[str, Any]:
-    """Return the contents of a `config.json` with which the weights of a class open."""
+    """Return the contents of a `config.json` that opens the weights of a class."""
     settings = found.settings
     outer = class_named(name).config_class.model_type
     if outer == settings["model_type"]:

@@ -1,7 +1,7 @@
-"""The families of Vision Transformers that transformers has: their tensors, their settings, their classes.
+"""The families of Vision Transformers in transformers: tables of their tensors, settings and classes.
 
-Two columns each: on the left what transformers calls it, on the right what it is here. The names are those of
-transformers 5.23; its files keep the names of 4.x for the blocks of ViT, DeiT, MSN, MAE, I-JEPA and DINOv2.
+Each table has two columns, transformers' name on the left and ours on the right, with the names of transformers 5.23.
+Its files keep the names of 4.x for the blocks of ViT, DeiT, MSN, MAE, I-JEPA and DINOv2.
 """
 
 import math
@@ -32,20 +32,20 @@ from ...tables.infer import pair
 
 
 def _with_prefix_rows(table: torch.Tensor, config: PlainViTConfig) -> torch.Tensor:
-    """Return the table with a row for each token before the patches: zeros where ours adds nothing to them."""
+    """Return the table with a row for each token before the patches: zeros if our table has no rows for them."""
     if config.position_embedding_on_prefix:
         return table
     return torch.cat((table.new_zeros(config.num_prefix_tokens, table.shape[1]), table))
 
 
 def _positions_beside_registers(tensors: Tensors, config: PlainViTConfig) -> Tensors:
-    """Give the registers, which have no positions there, rows of zeros here."""
+    """Insert rows of zeros for the registers, which have no positions in transformers."""
     table, registers = tensors[0][0], tensors[1]
     return [torch.cat((table[:1], table.new_zeros(registers.shape[1:]), table[1:])), registers]
 
 
 def _positions_without_registers(tensors: Tensors, config: PlainViTConfig) -> Tensors:
-    """Add the rows of the registers to the registers themselves: the sum that our model computes."""
+    """Add the position rows of the registers to the registers themselves, as our forward pass does."""
     table, registers = tensors
     if not config.position_embedding_on_prefix:
         return [torch.cat((table.new_zeros(1, table.shape[1]), table))[None], registers]
@@ -54,7 +54,7 @@ def _positions_without_registers(tensors: Tensors, config: PlainViTConfig) -> Te
 
 
 def _the_same(tensors: Tensors) -> torch.Tensor:
-    """Return the one value of tensors that are one tensor there."""
+    """Return the value of tensors that must be equal, because they are one tensor in transformers."""
     if not tensors[0].is_meta and not all(torch.equal(tensor, tensors[0]) for tensor in tensors):
         raise ExportError(
             "the norms before and after pooling are one there, and this model was trained until they differ: no "
@@ -70,10 +70,10 @@ POSITIONS_AND_REGISTERS = Transform(
     "POSITIONS_AND_REGISTERS", _positions_beside_registers, _positions_without_registers
 )
 SPLIT_GATE = split("SPLIT_GATE", 2)  # gate, then value
-SHARED = Transform(  # one norm there, which acts twice
+SHARED = Transform(  # transformers applies one norm twice
     "SHARED", lambda tensors, config: [tensors[0], tensors[0]], lambda tensors, config: [_the_same(tensors)]
 )
-POINTWISE = each(  # a convolution over single tokens is a dense layer
+POINTWISE = each(  # a 1x1 convolution is a dense layer
     "POINTWISE",
     lambda kernel, config: kernel.flatten(1),
     lambda weight, config: weight[:, :, None, None],
@@ -112,7 +112,7 @@ VIT_ROWS = [
     Row("layers.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
     *NORMS,
 ]
-VIT_ON_DISK = [  # as in files
+VIT_ON_DISK = [  # names in files
     Row("encoder.layer.{}.layernorm_before", f"{LAYER}.layernorm_before"),
     Row("encoder.layer.{}.attention.attention.query", f"{LAYER}.attention.q_proj"),
     Row("encoder.layer.{}.attention.attention.key", f"{LAYER}.attention.k_proj"),
@@ -122,7 +122,7 @@ VIT_ON_DISK = [  # as in files
     Row("encoder.layer.{}.intermediate.dense", f"{LAYER}.mlp.fc1"),
     Row("encoder.layer.{}.output.dense", f"{LAYER}.mlp.fc2"),
 ]
-DEIT_ROWS = [  # the distillation token is a register where no head reads it
+DEIT_ROWS = [  # without a head that reads it, the distillation token is a register
     *VIT_ROWS,
     Row("embeddings.distillation_token", f"{EMBEDDINGS}.distillation_token"),
     Row("embeddings.distillation_token", f"{EMBEDDINGS}.register_tokens"),
@@ -235,7 +235,7 @@ TOWER_BLOCK = [
 CLIP_ROWS = [
     *TOWER_BLOCK,
     Row("embeddings.class_embedding", f"{EMBEDDINGS}.cls_token", ADD_TWO_AXES),
-    Row("pre_layrnorm", f"{EMBEDDINGS}.norm"),  # spelt so there
+    Row("pre_layrnorm", f"{EMBEDDINGS}.norm"),  # sic
     Row("post_layernorm", "vit.pooled_layernorm"),
 ]
 OWLVIT_ROWS = [replace(row, source="pre_layernorm") if row.source == "pre_layrnorm" else row for row in CLIP_ROWS]
@@ -323,7 +323,7 @@ AIMV2_ROWS = [
     Row("head.output_proj", "vit.pooler.o_proj"),
 ]
 
-# The name by which an encoder is known; what precedes it is the prefix of the whole encoder.
+# Names of the patch projection, by which an encoder is found; what precedes them is the prefix of the encoder.
 PATCHES = (
     *(
         f"embeddings.{name}.weight"
@@ -350,7 +350,7 @@ DINOV2_SETTINGS = {
         for ours, theirs in VIT_SETTINGS.items()
         if ours not in ("intermediate_size", "hidden_dropout_prob")
     },
-    "embedding_dropout_prob": "hidden_dropout_prob",  # there it acts on the embeddings alone
+    "embedding_dropout_prob": "hidden_dropout_prob",  # in transformers, only on the embeddings
     "layer_scale_init_value": "layerscale_value",
     "drop_path_rate": "drop_path_rate",
     "apply_layernorm": "apply_layernorm",
@@ -410,7 +410,7 @@ MASKED = "read by the decoder of the masked-image model alone"
 DRAWING = "scales fresh weights"
 BACKBONE = "of a backbone, whose stages our config counts itself"
 
-# Settings that any model's configuration may hold and that no part of a Vision Transformer reads.
+# Settings that any model's configuration may have and that no part of a Vision Transformer reads.
 BOOKKEEPING = {
     "_name_or_path", "_attn_implementation_autoset", "architectures", "attn_implementation", "bos_token_id",
     "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "dtype", "early_stopping", "eos_token_id",
@@ -420,7 +420,7 @@ BOOKKEEPING = {
     "tie_encoder_decoder", "tie_word_embeddings", "tokenizer_class", "top_k", "top_p", "torch_dtype",
     "transformers_version", "typical_p", "use_cache", "use_decoder_only_language_model",
 }  # fmt: skip
-# Settings of a language model and of the projection to it, which models around a tower write into its configuration.
+# Settings of a language model and of the projection to it, which multimodal models write into the tower's config.
 AROUND = {"num_image_tokens", "num_positions", "projection_dim", "projector_hidden_act", "vocab_size"}
 
 
@@ -429,16 +429,16 @@ class Family:
     """Models of transformers that share an encoder and the class of its configuration.
 
     Args:
-        model_type: Of the configuration.
-        rows: Today's names of the encoder's tensors, without prefix.
-        on_disk: Those rows that files have under other names.
+        model_type: `model_type` of the configuration.
+        rows: The encoder's tensors by their names in transformers 5.23, without prefix.
+        on_disk: The rows with other names in files.
         settings: Our field -> their setting, where both mean the same.
         fixed: Our fields that have one value in the whole family.
-        unread: Their settings that change no feature of the encoder, with the reason.
-        read: What else of our fields their settings say.
-        write: What else of their settings our config says.
-        square: Images and patches must be square.
-        many_sizes: Its input is the patches of images of many sizes, which a dense layer projects.
+        unread: Their settings that do not affect the encoder's features, with the reason.
+        read: Returns our other fields from their settings.
+        write: Returns their other settings from our config.
+        square: Whether images and patches must be square.
+        many_sizes: Whether the input is patches of images of many sizes, projected by a dense layer.
     """
 
     model_type: str
@@ -453,17 +453,17 @@ class Family:
     many_sizes: bool = False
 
     def fields(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what their settings say of our config."""
+        """Return the fields of our config that their settings determine."""
         said = {ours: settings[theirs] for ours, theirs in self.settings.items()}
         return {**self.fixed, **said, **_partial_patches(settings), **self.read(settings)}
 
     def settings_for(self, config: PlainViTConfig) -> dict[str, Any]:
-        """Return the settings that come nearest to our config."""
+        """Return the settings closest to our config."""
         said = {theirs: getattr(config, ours) for ours, theirs in self.settings.items()}
         return {**said, **self.write(config)}
 
     def rows_of(self, config: PlainViTConfig, on_disk: bool) -> list[Row]:
-        """Return the table of the encoder's tensors, as modules or as files name them."""
+        """Return the table of the encoder's tensors, with their names in files or in modules."""
         rows = list(self.rows)
         changed = list(self.on_disk) if on_disk else []
         if self.model_type.startswith("dinov2"):
@@ -476,7 +476,7 @@ class Family:
         return [row for row in rows if elsewhere.isdisjoint(row.targets)] + changed
 
 
-# Of the patch projection: by whether it is a dense layer there, and whether it is one here.
+# Transforms of the patch projection, by (whether it is dense in transformers, whether it is dense in our model).
 PATCH_TRANSFORMS = {
     (False, False): IDENTITY,
     (False, True): KERNEL_TO_PIXELS,
@@ -486,7 +486,7 @@ PATCH_TRANSFORMS = {
 
 
 def _partial_patches(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Say whether the convolution leaves pixels over at the right and at the bottom, as it does there in silence."""
+    """Return the field for partial patches: transformers' convolution silently drops pixels at the right and bottom."""
     if "image_size" not in settings:
         return {}
     image, patch = pair(settings["image_size"]), pair(settings["patch_size"])
@@ -494,7 +494,7 @@ def _partial_patches(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_head_dim(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a setting that the classes honour without declaring it; their quotient rounds down."""
+    """Return the head width: an undeclared setting that the classes use, or else their rounded-down quotient."""
     return {"head_dim": settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]}
 
 
@@ -504,7 +504,7 @@ def _write_head_dim(config: PlainViTConfig) -> dict[str, Any]:
 
 
 def gated_width(hidden_size: int, ratio: int) -> int:
-    """Return the width inside DINOv2's SwiGLU: two thirds of the MLP's, rounded up to a multiple of 8."""
+    """Return the inner width of DINOv2's SwiGLU: two thirds of the MLP's, rounded up to a multiple of 8."""
     return (int(int(hidden_size * ratio) * 2 / 3) + 7) // 8 * 8
 
 
@@ -524,7 +524,7 @@ def _write_dinov2(config: PlainViTConfig) -> dict[str, Any]:
     gain = config.layer_scale_init_value
     return {
         **_write_head_dim(config),
-        **({"hidden_act": "gelu"} if gated else {}),  # as published, and not read
+        **({"hidden_act": "gelu"} if gated else {}),  # as in published configs; not read
         "use_swiglu_ffn": gated,
         "mlp_ratio": widths.get(config.intermediate_size, 4),
         "layerscale_value": 1.0 if gain is None else gain,
@@ -729,7 +729,7 @@ CLIP = Family(
     {"projection_dim": "read off the tensor", "initializer_factor": DRAWING}, square=True,
 )  # fmt: skip
 METACLIP_2 = replace(CLIP, model_type="metaclip_2_vision_model")
-ALTCLIP = replace(  # transformers 5 writes the text model's old names into the whole of an AltCLIPModel's file
+ALTCLIP = replace(  # transformers 5 applies the text model's old names to the whole file of an AltCLIPModel
     CLIP, model_type="altclip_vision_model",
     on_disk=[
         replace(row, source=row.source.replace(".layers.", ".layer."))
@@ -798,11 +798,11 @@ class Architecture:
     """One class of transformers.
 
     Args:
-        family: Its family.
-        head: The tensors other than the encoder's.
+        family: The family of the class.
+        head: Rows of the tensors outside the encoder.
         fields: Our fields that the class determines.
         ignored: Patterns of its tensors that our model does not use, with the reason.
-        masked: Whether it predicts masked patches.
+        masked: Whether the class predicts masked patches.
     """
 
     family: Family
@@ -882,7 +882,7 @@ ARCHITECTURES = {
     "Aimv2VisionModel": Architecture(AIMV2),
 }
 
-# In which order a class is looked for that can hold a model of ours. MSN and MAE are ViTs; name their classes yourself.
+# Classes to export to, in the order in which they are tried. MSN and MAE are ViTs: callers name their classes.
 CANDIDATES = {
     "masked": ["ViTForMaskedImageModeling", "DeiTForMaskedImageModeling"],
     "classifier": [
@@ -901,13 +901,13 @@ CANDIDATES = {
 
 @dataclass(frozen=True)
 class Container:
-    """A class that contains one of the above and other parts.
+    """A class that contains a class of `ARCHITECTURES` and other parts.
 
     Args:
         holds: The class that opens.
-        whole: Whether its modules have the names of those of `holds`, so a live one is read as such; otherwise one of
-            them is that class, and opens on its own.
         ignored: Patterns of ignored tensors, with the reason.
+        whole: Whether its modules have the names of the modules of `holds`, so that a live instance is read as one. If
+            not, one of its modules is of that class and opens on its own.
     """
 
     holds: str
@@ -933,7 +933,7 @@ DETECTION = tuple(
     (f"{name}.*", "of the detector") for name in ("box_head", "class_head", "objectness_head", "layer_norm")
 )
 MATCHING = tuple((f"{name}.*", "compares images with texts") for name in ("itm_head", "vision_proj*"))
-CAUSAL = tuple(  # with the prefix of today's classes, or without, as in files
+CAUSAL = tuple(  # with the prefix of modules, or without it, as in files
     (f"{prefix}{name}.*", reason)
     for prefix in ("", "model.")
     for name, reason in (
@@ -1005,7 +1005,7 @@ CONTAINERS = {
     "Siglip2Model": Container("Siglip2VisionModel", TEXT),
     "Aimv2Model": Container("Aimv2VisionModel", BESIDE),
 }
-# The models whose configuration contains that of a vision tower, as `vision_config` or as named below.
+# Models whose configuration contains the vision tower's, as `vision_config` or under the name in `TOWER_CONFIGS`.
 COMPOSITES = {
     "clip": "clip_vision_model", "metaclip_2": "metaclip_2_vision_model", "altclip": "altclip_vision_model",
     "chinese_clip": "chinese_clip_vision_model", "clipseg": "clipseg_vision_model", "owlvit": "owlvit_vision_model",

@@ -1,4 +1,4 @@
-"""Classes of the installed transformers, some of which older releases lack."""
+"""Classes of the installed transformers; older releases lack some."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def class_named(name: str) -> Any:
 
 
 def config_class(name: str, model_type: str) -> Any:
-    """Return the configuration class of a `model_type`: that of the class `name`, or of its tower.
+    """Return the configuration class for a `model_type`: the class `name`'s own, or its tower's.
 
     Raises:
         MissingPackageError: The installed release lacks it.

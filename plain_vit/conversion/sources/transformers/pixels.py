@@ -1,4 +1,4 @@
-"""transformers' image processors in folders, and export to the stock class."""
+"""Read transformers' image processors from folders, and export ours to its stock class."""
 
 import json
 import tempfile
@@ -23,18 +23,18 @@ from ....image_processing_plain_vit import SourcePreprocessing, check_settings
 def processor_from_transformers(
     preprocessor_config: Mapping[str, Any], model_config: Mapping[str, Any] | None = None
 ) -> BaseImageProcessor:
-    """Return the processor that a folder in transformers' layout describes, plain-vit's own included.
+    """Return the image processor of a folder in transformers' layout, including plain-vit's own folders.
 
-    A stock processor keeps the stock class that `AutoImageProcessor` chooses, whose pixels are the source's.
+    A stock processor keeps the stock class that `AutoImageProcessor` chooses, so its pixels are the source's.
 
     Args:
         preprocessor_config: The contents of `preprocessor_config.json`, of this or an older release of transformers,
             or the part of `processor_config.json` for images.
-        model_config: The contents of the `config.json` in its folder, which determines the class if the other does not.
+        model_config: The contents of `config.json`, which determines the class if `preprocessor_config` does not.
 
     Raises:
         CheckpointError: if neither names an image processor that transformers or plain-vit has.
-        ValueError: for settings that no image can be prepared with.
+        ValueError: for settings with which no image can be prepared.
     """
     with ExitStack() as stack:
         try:
@@ -61,20 +61,20 @@ def processor_from_transformers(
 
 
 def stock_processor(processor: SourcePreprocessing) -> BaseImageProcessor:
-    """Return transformers' own ViT processor with the same pixels, which needs neither plain-vit nor trust.
+    """Return transformers' stock processor with the same pixels, which opens without plain-vit and without trust.
 
-    Of patches of images of many sizes it is SigLIP 2's.
+    It is ViT's processor, or SigLIP 2's for patches of images of many sizes.
 
-    The pixels are equal for images without transparency; transformers blends transparency with white, the sources
-    drop it. A folder does not say the backend: `AutoImageProcessor` opens what the result saves with torchvision, one
-    or two levels of 255 away, unless it is asked for `backend="pil"`.
+    The pixels are equal for images without transparency: transformers blends transparency with white, the sources drop
+    it. A saved folder does not record the backend. `AutoImageProcessor` opens it with torchvision, whose pixels differ
+    by one or two levels of 255, unless called with `backend="pil"`.
 
     Args:
-        processor: Ours, of either backend. The result is the class that resizes with Pillow, or with torch where
-            `resize_with` says so: then its normalisation rounds otherwise, by up to 2e-6.
+        processor: Our processor, of either backend. The result resizes with Pillow, or with torch if `resize_with`
+            says so; then its normalisation differs by rounding, by up to 2e-6.
 
     Raises:
-        ExportError: if the stock class would prepare other pixels: its centre crop is off by one on some sizes.
+        ExportError: if the stock class would prepare other pixels, as for some sizes where its centre crop is off by 1.
     """
     settings = processor.settings()
     size, crop = settings["size"], settings.get("crop_size") or {}
@@ -96,6 +96,6 @@ def stock_processor(processor: SourcePreprocessing) -> BaseImageProcessor:
         return (Siglip2ImageProcessor if is_torch else Siglip2ImageProcessorPil)(**kept)
     for name in ("max_num_patches", "patch_size"):
         settings.pop(name, None)
-    settings["do_convert_rgb"] = len(settings["image_mean"]) == 3  # the stock class converts to nothing but RGB
+    settings["do_convert_rgb"] = len(settings["image_mean"]) == 3  # the stock class converts only to RGB
     stock = ViTImageProcessor if settings.pop("resize_with") == "torch" else ViTImageProcessorPil
     return stock(**settings)

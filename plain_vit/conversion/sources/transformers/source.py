@@ -2,8 +2,8 @@
 
 Each family (ViT, DeiT, MSN, MAE, I-JEPA, DINOv2 with and without registers, DINOv3, BEiT, Data2Vec, the vision towers
 of CLIP and its kin, of BLIP and BLIP-2, InternVL, SigLIP and AIMv2) is a table of tensors and a table of settings in
-`families.py`, read in both directions. What a class cannot represent is found by reading back the settings that it
-would be given.
+`families.py`, both read in either direction. To find out what a class cannot represent, our config is written as its
+settings, read back and compared.
 """
 
 import copy
@@ -75,43 +75,43 @@ from .families import (
 from .installed import class_named, config_class
 from .pixels import processor_from_transformers, stock_processor
 
-# Attributes that do not affect the outputs: constructor arguments stored in addition to the parts, training switches,
-# plans for several devices. The configuration is read from the model, whose parts all share it.
+# Attributes that do not affect the outputs: stored constructor arguments, training switches, plans for several devices.
+# The configuration is read from the model; all its parts share it.
 SILENT_ATTRIBUTES = {
     "all_tied_weights_keys", "backbone_type", "config", "gradient_checkpointing", "kernel_config", "loss_type",
     "name_or_path", "num_labels", "num_patches", "num_positions", "warnings_issued",
     "_can_record_outputs", "_ep_plan", "_fsdp_plan", "_keep_in_fp32_modules", "_keep_in_fp32_modules_strict",
     "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected", "_keys_to_ignore_on_save",
     "_no_split_modules", "_output_capturing_hooks_installed", "_pp_plan", "_skip_keys_device_placement", "_tp_plan",
-    # Left on a model by loading, training and preparing it; hooks and replaced functions are found as such.
+    # Left by loading, training and preparing a model. Hooks and replaced functions are detected separately.
     "_gradient_checkpointing_func", "_is_accelerate_prepared", "_require_grads_hook", "_require_grads_hooks",
     "_use_kernels", "_weight_conversions", "hf_device_map",
 }  # fmt: skip
-# Ways to attend that give the same numbers in another order of operations.
+# Attention implementations that differ only in the order of operations.
 ATTENTIONS = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
-# Classes that a setting selects and that differ in the kernel alone.
+# Classes that differ only in the kernel, which a setting selects.
 KERNELS = {
     f"transformers.models.{module}{kind}SelfAttention": module
     for module in ("beit.modeling_beit.Beit", "data2vec.modeling_data2vec_vision.Data2VecVision")
     for kind in ("", "Sdpa")
 }
-# Towers whose names in files only the loader of the whole model knows: its class, and the tower in it.
+# Towers whose names in files only the whole model's loader can read: the whole model's class, and its tower.
 LOADED_WHOLE = {
     "altclip_vision_model": ("AltCLIPModel", "vision_model."),
     "qianfan_ocr_vision": ("QianfanOCRModel", "vision_tower."),
 }
-# Classes whose configuration holds that of their tower, and its type.
+# Classes whose configuration contains the tower's, with the type of the outer configuration.
 AROUND_TOWER = {
     "SiglipForImageClassification": "siglip", "Siglip2ForImageClassification": "siglip2",
     "CLIPForImageClassification": "clip", "MetaClip2ForImageClassification": "metaclip_2",
 }  # fmt: skip
 ROTATIONS = ("DINOv3ViTRopePositionEmbedding", "Sapiens2RopePositionEmbedding")
 SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
-# The types of the models that open, as a config.json names them; timm's wrapper is read as timm's.
+# `model_type` of the models that open. timm's wrapper is read by the timm source.
 MODEL_TYPES = [*dict.fromkeys(one.family.model_type for one in ARCHITECTURES.values()), *COMPOSITES, "timm_wrapper"]
 # Hints that a config.json does not determine.
 HINTS = {"layout", "key", "image_mean", "image_std", "drop", "id2label"}
-# The classes whose live modules are read; those of others are found inside.
+# Classes whose live modules are read as a whole. In other containers, the module inside is found.
 LIVE = {*ARCHITECTURES, *(name for name, container in CONTAINERS.items() if container.whole)}
 POSITION_COUNTERS = ("*position_ids", "counts the positions")
 
@@ -119,15 +119,15 @@ POSITION_COUNTERS = ("*position_ids", "counts the positions")
 class TransformersFormat(Format):
     """transformers' own Vision Transformers.
 
-    A layout is the name of a class. A second word says that the tensors are those of a file, without the prefix of the
-    encoder: "4.x" under the names that transformers has always written, "bare" under those of today's modules.
+    A layout is the name of a class, followed by a second word if the tensors come from a file, without the prefix of
+    the encoder: "4.x" for the names that transformers writes to files, "bare" for the names of current modules.
     """
 
     name = "transformers"
     suffixes: tuple[str, ...] = ()
     opens: Mapping[str, Sequence[str]] = {"transformers.models": MODEL_TYPES}
     architectures = (*ARCHITECTURES, *CONTAINERS)
-    probes = (  # of ViT they are ours
+    probes = (  # ViT's are the same as ours
         Probes("embeddings.patch_embeddings", "encoder.layer.{}", "layernorm"),  # DINOv2
         Probes("embeddings.patch_embeddings", "model.layer.{}", "norm"),  # DINOv3
         Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # CLIP and SigLIP
@@ -137,38 +137,38 @@ class TransformersFormat(Format):
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has the patch embeddings and the first block of one of the families."""
-        # Our own patch embeddings have ViT's name; our position table has not. AIMv2 may do without one.
+        # Our patch embeddings have the same name as ViT's, our position table has not. AIMv2 may have no table.
         theirs = (
             "position_embeddings",
             "position_embedding",
             "position_embedding.weight",
             "embeddings.rms_norm.weight",
-            "embeddings.patch_embeddings.weight",  # DINOv3, without a table of positions
+            "embeddings.patch_embeddings.weight",  # DINOv3, without a position table
             "relative_position_bias_table",
-            ".lambda_1",  # BEiT and InternVL, which may have no position at all
+            ".lambda_1",  # BEiT and InternVL, which may have no positions at all
             ".attention.attention.query.weight",  # BEiT without LayerScale
             "embeddings.class_embedding",  # Qianfan-OCR without positions
             ".attn.wq.weight",  # Sapiens2
         )
         prefix, found = _prefix(names), set(names)
-        # The blocks of some files (MSN, a backbone of BEiT) lack the prefix of the embeddings.
+        # In some files (MSN, BEiT backbones), the blocks lack the prefix of the embeddings.
         first = {f"{place}{mark}{leaf}" for place in ("", prefix) for mark in _marks() for leaf in ("", ".weight")}
-        has_block = not found.isdisjoint(first) or not any(".0." in name for name in names)  # a model may have none
+        has_block = not found.isdisjoint(first) or not any(".0." in name for name in names)  # or the model has no block
         return prefix is not None and has_block and any(name.endswith(theirs) for name in names)
 
     def settings_of_others(self, settings: Mapping[str, Any]) -> str | None:
-        """Return the type of a model of transformers that plain-vit does not open, whatever its tensors are called."""
+        """Return the type of a transformers model that plain-vit does not open, whatever its tensors are called."""
         model_type = settings.get("model_type")
         known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
         return f"transformers' {_closed(str(model_type))}" if known and model_type not in MODEL_TYPES else None
 
     def unread(self, tensors: StateDict) -> dict[str, str]:
-        """Return a mask token elsewhere than in the embeddings, where it is kept."""
+        """Return mask tokens outside the embeddings; inside the embeddings they are kept."""
         found = super().unread(tensors)
         return {name: reason for name, reason in found.items() if not name.endswith("embeddings.mask_token")}
 
     def matches_module(self, module: nn.Module) -> bool:
-        """Return whether a live module is of one of the classes, or derived from one."""
+        """Return whether a live module is an instance of one of the classes."""
         return any(
             base.__module__.startswith("transformers.models.") and base.__name__ in LIVE
             for base in type(module).__mro__
@@ -179,7 +179,7 @@ class TransformersFormat(Format):
         return type(module).__module__.startswith("transformers.models.") and type(module).__name__ in CONTAINERS
 
     def describe_module(self, module: Any, hints: Hints) -> Description:
-        """Read the configuration of a live module, which determines everything: hints are not needed.
+        """Read the configuration of a live module. It determines everything, so no hints are needed.
 
         Raises:
             ExportError: lists every part and every setting that plain-vit does not support.
@@ -192,7 +192,7 @@ class TransformersFormat(Format):
         with torch.device("meta"):
             rebuilt = self.build_module(config, name)
         if config.pooling == "cls" and getattr(module, "pooler", module) is None:
-            rebuilt.pooler = None  # type: ignore[assignment]  # BEiT's has no weights where it hands on the class token
+            rebuilt.pooler = None  # type: ignore[assignment]  # BEiT's pooler for the class token has no weights
         faults = [*_changed_parts(module, rebuilt), *_changed_values(module)]
         unread = ignored_names([fault.partition(" is ")[0] for fault in faults], ignored)
         if faults := [fault for fault in faults if fault.partition(" is ")[0] not in unread]:
@@ -202,10 +202,10 @@ class TransformersFormat(Format):
         return Description(config, name, inferences, ignored)
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
-        """Read the configuration from the `config.json` of the tensors.
+        """Read the configuration from `config.json`, or without one from the tensors and hints.
 
         Raises:
-            CheckpointError: if there is none, or if it has unsupported settings; lists all of them.
+            CheckpointError: for unsupported settings; lists all of them.
         """
         if "model_type" not in settings:
             return self._describe_bare(tensors, hints)
@@ -222,8 +222,8 @@ class TransformersFormat(Format):
         """Read the configuration of tensors without a `config.json`.
 
         Raises:
-            AmbiguousCheckpointError: lists the settings, and the classes, that are neither shown nor given.
-            CheckpointError: The tensors are of none of the classes.
+            AmbiguousCheckpointError: lists the settings and classes that neither tensors nor hints determine.
+            CheckpointError: The tensors match none of the classes.
         """
         name, prefix = bare.named(hints), _prefix(tensors) or ""
         if name is None:
@@ -238,10 +238,10 @@ class TransformersFormat(Format):
         return replace(described, inferences=inferences, stated_by="the caller")
 
     def _fitting(self, tensors: StateDict, hints: Hints) -> dict[str, bare.Bare]:
-        """Return the settings of the tensors by the classes that have exactly such tensors.
+        """Return the classes that have exactly these tensors, with the settings that the tensors show.
 
         Raises:
-            CheckpointError: There is none.
+            CheckpointError: There is no such class.
         """
         fitting, prefix = {}, _prefix(tensors) or ""
         for name in (*ARCHITECTURES, *CONTAINERS):
@@ -264,29 +264,29 @@ class TransformersFormat(Format):
         return fitting
 
     def _fits(self, name: str, tensors: StateDict, hints: Hints) -> bool:
-        """Return whether a class has exactly these tensors, with the first candidates of what is open.
+        """Return whether a class has exactly these tensors, given the first candidate of every open setting.
 
         Raises:
-            MappingError: It has others, whatever the heads are.
+            MappingError: The class has other tensors, whatever the number of heads.
         """
         settings = bare.read(name, tensors, _prefix(tensors) or "", hints).settings
         try:
             described = self._described(name, settings, tensors, hints)
         except MappingError:
             raise
-        except (PlainViTError, ValueError, LookupError):  # such as heads that a rotation cannot have
+        except (PlainViTError, ValueError, LookupError):  # such as a head width that rotary embeddings cannot have
             return False
         whole = empty_model(described.config).state_dict()
         expected = revert(self.rows(described.config, described.layout), whole, described.config)
         own = without_prefix(tensors, described.prefix, described.ignored)
-        known = [row for row in described.ignored if row not in UNREAD_POOLER]  # which the class itself does not save
+        known = [row for row in described.ignored if row not in UNREAD_POOLER]  # not saved by the class itself
         unused = ignored_names([one for one in own if one not in expected], known)
         if differing := expected.keys() ^ (own.keys() - unused):
             raise MappingError("the tensors are not those of the class:", sorted(differing))
         return all(tensor.shape == own[key].shape for key, tensor in expected.items())
 
     def _described(self, name: str, settings: Mapping[str, Any], tensors: StateDict, hints: Hints) -> Description:
-        """Return the description of a checkpoint of a class with these settings."""
+        """Return the description of a checkpoint of this class with these settings."""
         try:
             config, inferences, ignored = _describe(name, settings, tensors, hints)
         except ExportError as error:
@@ -297,7 +297,7 @@ class TransformersFormat(Format):
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
-        """Return transformers' own processor as `preprocessor_config.json` describes it, else a default."""
+        """Return transformers' own processor as described by `preprocessor_config.json`, or else a default."""
         if preprocessor:
             return processor_from_transformers(preprocessor, settings), ()
         return super().image_processor(config, settings, preprocessor, hints)
@@ -312,15 +312,15 @@ class TransformersFormat(Format):
         return [*encoder, *architecture.head]
 
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
-        """Build the class from its own `config.json`."""
+        """Build the source's own class from its `config.json`."""
         if "model_type" not in settings:
             return None
         config, name = description.config, (description.layout or "").split()[0]
         kind, architecture = class_named(name), _architecture(name)
         whole: PreTrainedConfig = config_class(name, settings["model_type"]).from_dict(dict(settings))
         tower = _tower_config(whole)
-        whole.num_labels = config.num_labels or 0  # where the caller names other labels, or drops the classifier
-        # Parts that the tensors show to be there or not: a tower of two may be saved without its own.
+        whole.num_labels = config.num_labels or 0  # the caller may name other labels, or drop the classifier
+        # Parts that the tensors show to exist or not, whatever config.json says: a tower may be saved without its head.
         for setting in SHOWN_BY_TENSORS & _settings_for(config, architecture).keys():
             setattr(tower, setting, _settings_for(config, architecture)[setting])
         for setting, value in _unread_head(architecture).items():
@@ -339,7 +339,7 @@ class TransformersFormat(Format):
         return model
 
     def for_module(self, tensors: StateDict, config: PlainViTConfig, layout: str | None) -> StateDict:
-        """Return tensors under the names of the module: those of a file as transformers' own loader names them."""
+        """Return tensors by the names of the module; transformers' own loader renames the tensors of a file."""
         name, *words = (layout or _class_for(config)).split()
         architecture = _architecture(name)
         if words and architecture.family.model_type in LOADED_WHOLE:
@@ -356,7 +356,7 @@ class TransformersFormat(Format):
         added = {}  # tensors that the class always has
         if architecture.family in (DINOV2_WITH_REGISTERS, DINOV3) and not config.use_mask_token:
             axes = (1, 1) if architecture.family is DINOV3 else (1,)
-            added["mask_token"] = some.new_zeros(*axes, config.hidden_size)  # as it begins; nothing was masked
+            added["mask_token"] = some.new_zeros(*axes, config.hidden_size)  # as initialized
         if architecture.family in (DINOV3, SAPIENS2) and not config.num_register_tokens:
             added["register_tokens"] = some.new_zeros(1, 0, config.hidden_size)
         added = {f"{_names_in_modules(name)[1]}embeddings.{one}": added[one] for one in added}
@@ -365,10 +365,10 @@ class TransformersFormat(Format):
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
     ) -> None:
-        """Write the folder that transformers itself writes, which its `from_pretrained` opens anywhere.
+        """Write the folder that transformers itself writes, which its `from_pretrained` opens without plain-vit.
 
         Raises:
-            ExportError: names every part of the model or of the image processor that transformers cannot represent.
+            ExportError: lists every part of the model or the image processor that transformers cannot represent.
         """
         name = (layout or _class_for(config)).split()[0]
         processor = image_processor
@@ -387,7 +387,7 @@ class TransformersFormat(Format):
 
 
 def _changed_parts(module: nn.Module, rebuilt: nn.Module) -> list[str]:
-    """Return what sets a model apart from a fresh one; of a class that holds more than that one, its encoder alone."""
+    """Return the differences of a model to a rebuilt one; of a container, only the parts that the rebuilt model has."""
     if type(module) is type(rebuilt):
         return differences(module, rebuilt, KERNELS, SILENT_ATTRIBUTES)
     return [
@@ -398,7 +398,7 @@ def _changed_parts(module: nn.Module, rebuilt: nn.Module) -> list[str]:
 
 
 def _changed_values(module: PreTrainedModel) -> list[str]:
-    """Return what parts read in a forward pass that neither tensors nor the model's own configuration say."""
+    """Return the settings and buffers that differ from the model's own configuration and affect a forward pass."""
     faults = []
     config = module.config
     said = [one.to_dict() for one in (config, _tower_config(config))]
@@ -431,12 +431,12 @@ def _prefix(names: Collection[str]) -> str | None:
     """Return the prefix of the encoder; None if there is no encoder."""
     found = {name.removesuffix(end) for name in names for end in PATCHES if name.endswith(end)}
     if found == {""} and any(name.startswith("beit.layernorm.") for name in names):
-        return "beit."  # as transformers saves a BeitBackbone: the norm alone has the prefix
+        return "beit."  # transformers saves a BeitBackbone with this prefix on the norm only
     return found.pop() if len(found) == 1 else None
 
 
 def _tower_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of the vision tower in that of a model, or the configuration itself."""
+    """Return the vision tower's configuration if `config` contains one, otherwise `config` itself."""
     return getattr(config, TOWER_CONFIGS.get(config.model_type, "vision_config"), config)
 
 
@@ -446,7 +446,7 @@ def _prefixed(source: str | tuple[str, ...], prefix: str) -> str | tuple[str, ..
 
 @functools.cache
 def _marks() -> frozenset[str]:
-    """Return the names of the queries, or of what they are joined with, in the first block of each family."""
+    """Return the names of the query projection, or of the fused projection, in the first block of each family."""
     rows = (row for one in ARCHITECTURES.values() for row in (*one.family.rows, *one.family.on_disk))
     marks = set()
     for row in rows:
@@ -467,11 +467,11 @@ def _architecture(name: str) -> Architecture:
 
 
 def _class_of(settings: Mapping[str, Any], tensors: StateDict, hints: Hints) -> tuple[str, str]:
-    """Return the class that a checkpoint was saved from, and its origin.
+    """Return the class that a checkpoint was saved from, and what names it.
 
     Raises:
-        AmbiguousCheckpointError: Nobody names a class; lists those with these tensors.
-        UnknownFormatError: The named class is not one that opens.
+        AmbiguousCheckpointError: Nothing names a class; lists the classes with these tensors.
+        UnknownFormatError: The named class does not open.
     """
     model_type = settings["model_type"]
     tower = COMPOSITES.get(model_type, model_type)
@@ -497,7 +497,7 @@ def _class_of(settings: Mapping[str, Any], tensors: StateDict, hints: Hints) -> 
 def _without_class(
     of_type: Sequence[str], settings: Mapping[str, Any], tensors: StateDict, hints: Hints
 ) -> AmbiguousCheckpointError:
-    """Return the error for a `config.json` that names no class: what a head reads is known from its class alone."""
+    """Return the error for a `config.json` without a class, which is needed to know which tokens the head reads."""
     fitting = {name: names for name in of_type if (names := _unread(name, settings, tensors, hints)) is not None}
     beside = [f"{name} does not read {', '.join(names)}" for name, names in fitting.items() if names]
     own = f"; a head of your own may read another token: {DROP_HEAD}"
@@ -511,7 +511,7 @@ def _without_class(
 
 
 def _unread(name: str, settings: Mapping[str, Any], tensors: StateDict, hints: Hints) -> list[str] | None:
-    """Return the tensors that no output of a class reads; None if it has others than these, or of other shapes."""
+    """Return the tensors that no output of a class depends on; None if the class has other names or shapes."""
     try:
         config, _, ignored = _describe(name, settings, tensors, hints)
         short = without_prefix(tensors, _prefix(tensors) or "", ignored)
@@ -526,9 +526,9 @@ def _unread(name: str, settings: Mapping[str, Any], tensors: StateDict, hints: H
 
 @functools.cache
 def _names_in_modules(name: str) -> tuple[bool, str]:
-    """Return whether the blocks of the installed class have the names used in files, and the prefix of its encoder.
+    """Return whether the installed class names its blocks as files do, and the prefix of its encoder.
 
-    Modules were renamed in transformers 5.6, 5.9 and 5.18, depending on the family.
+    transformers renamed the modules in 5.6, 5.9 or 5.18, depending on the family.
     """
     kind = class_named(name)
     with torch.device("meta"):
@@ -537,7 +537,7 @@ def _names_in_modules(name: str) -> tuple[bool, str]:
 
 
 def _layout_in_file(name: str, tensors: Collection[str]) -> str:
-    """Return the layout of a file of a class, whose blocks have the names of 4.x or of today's modules."""
+    """Return the layout of a class's file: its blocks have the names of 4.x or of current modules."""
     held = CONTAINERS[name].holds if name in CONTAINERS else name
     sources = (row.source for row in _architecture(held).family.on_disk)
     marks = [one.replace("{}", "0") for one in sources if isinstance(one, str) and "{}" in one]
@@ -580,7 +580,7 @@ def _describe(
             )
     known = {*family.settings.values(), *family.unread, "head_dim", *BOOKKEEPING, *AROUND}
     unknown = {key: value for key, value in said.items() if key not in known}
-    declared = {one.name for one in dataclasses.fields(whole)}  # no setting around a tower acts in it
+    declared = {one.name for one in dataclasses.fields(whole)}  # the outer model's settings do not affect its tower
     unknown |= {key: value for key, value in outer.items() if key not in BOOKKEEPING | declared}
     faults = [f"{key}={value!r}" for key, value in sorted(unknown.items()) if value]
     prefix = _prefix(tensors) or ""
@@ -602,7 +602,7 @@ def _describe(
 def _read_head(
     architecture: Architecture, tensors: StateDict, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields determined by the tensors after the encoder, and the errors in them."""
+    """Return the fields that the tensors after the encoder determine, and unsupported settings of the class."""
     fields: dict[str, Any] = {"num_labels": 0}
     faults = []
     if "embeddings.mask_token" in tensors:
@@ -649,7 +649,7 @@ def _read_head(
 
 
 def _labels(config: PreTrainedConfig, num_labels: int, is_named: bool) -> dict[str, Any]:
-    """Return the label fields of a classifier; those of the configuration are stale where the caller names them."""
+    """Return the label fields of a classifier; if the caller names the labels, the configuration's are stale."""
     if not num_labels:
         return {}
     if is_named:
@@ -659,7 +659,7 @@ def _labels(config: PreTrainedConfig, num_labels: int, is_named: bool) -> dict[s
             f"the configuration has {config.num_labels} labels, the classifier {num_labels}: correct the former, or "
             f"give id2label=, a list of {num_labels} names (--labels FILE on the command line)"
         )
-    # Files in the wild have numbers as names, and texts as numbers the other way round, which is counted anew.
+    # Published files may have numbers as names in id2label, and strings as numbers in label2id, which is rebuilt.
     names = {index: str(name) for index, name in (config.id2label or {}).items()}
     return {
         "id2label": names,
@@ -731,7 +731,7 @@ def _lost(config: PlainViTConfig, architecture: Architecture) -> list[str]:
 
 
 def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
-    """Return the configuration of a class for our model, and what else its constructor takes.
+    """Return the configuration of a class for our model, and the other arguments of its constructor.
 
     Raises:
         ExportError: lists every part of the model that the class cannot represent.
@@ -752,12 +752,12 @@ def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[s
 
 
 def _unread_head(architecture: Architecture) -> dict[str, Any]:
-    """Return the settings without a pooling head that no logit reads."""
+    """Return the setting that omits a pooling head that the logits do not depend on."""
     return {"vision_use_head": False} if architecture.ignored is UNREAD_HEAD else {}
 
 
 def _unread_norm(name: str, config: PlainViTConfig, like: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the norm that a class always has and no logit reads, as it begins."""
+    """Return the initial values of a norm that the class always has but its logits do not depend on."""
     if _architecture(name).ignored is not UNREAD_NORM:
         return {}
     norm, width = f"{_names_in_modules(name)[1]}post_layernorm", config.hidden_size
@@ -765,7 +765,7 @@ def _unread_norm(name: str, config: PlainViTConfig, like: torch.Tensor) -> dict[
 
 
 def _loaded_whole(stock: PreTrainedConfig, tensors: StateDict) -> StateDict:
-    """Return the tensors of a tower as the loader of the whole model names them; its text model is a tiny one."""
+    """Return a tower's tensors as the whole model's loader renames them, with a tiny text model."""
     name, tower = LOADED_WHOLE[stock.model_type]
     kind = class_named(name)
     text = {"vocab_size": 4, "hidden_size": 2, "intermediate_size": 2, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -778,7 +778,7 @@ def _loaded_whole(stock: PreTrainedConfig, tensors: StateDict) -> StateDict:
 
 
 def _options(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
-    """Return the arguments of the constructor of a class other than its configuration."""
+    """Return the constructor arguments of a class other than its configuration."""
     if architecture.family in (BEIT, DATA2VEC_VISION) and not architecture.head:
         return {"add_pooling_layer": config.final_norm != "none"}
     if architecture.head is not POOLER_ROWS:
@@ -787,9 +787,9 @@ def _options(config: PlainViTConfig, architecture: Architecture) -> dict[str, An
 
 
 def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
-    """Return the fields of our model that the class can have either way, or that change no number of this model."""
+    """Return our fields for which the class supports any value, or which do not affect this model's outputs."""
     family = architecture.family
-    # Zeros are added to tokens that have no positions.
+    # Tokens without positions get rows of zeros.
     equal: dict[str, Any] = {"position_embedding_on_prefix": config.position_embedding_on_prefix}
     if config.pooling == "cls" or not config.num_prefix_tokens + config.num_register_tokens:
         equal["pool_prefix_tokens"] = config.pool_prefix_tokens
@@ -800,7 +800,7 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
         architecture.fields.get("pooling", family.fixed.get("pooling", "cls")) == config.pooling == "cls"
     )
     if architecture.head is CLASSIFIER and reads_class_token and config.final_norm == "after_pooling":
-        equal["final_norm"] = "after_pooling"  # each token is normalised by itself
+        equal["final_norm"] = "after_pooling"  # equal, because each token is normalised by itself
     if architecture.head is POOLER_ROWS:
         equal |= {"representation_size": config.representation_size, "representation_act": config.representation_act}
     if architecture.head is PROJECTION and config.representation_size:
@@ -818,7 +818,7 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
 
 
 def _settings_for(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
-    """Return the settings of the class that come nearest to our model."""
+    """Return the settings of the class closest to our model."""
     settings = architecture.family.settings_for(config)
     if architecture.head is POOLER_ROWS and config.representation_size:
         settings |= {"pooler_output_size": config.representation_size, "pooler_act": config.representation_act}

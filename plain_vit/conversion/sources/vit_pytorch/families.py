@@ -1,10 +1,10 @@
 """Unsupported models of vit-pytorch, by their distinctive parameter names.
 
-Data only; read from the package's releases, and compared with them in the tests. What has every name of a plain ViT is
-a layout of `layouts.py`.
+Data only, read from the package's releases; the tests compare it with them. Models with every name of a plain ViT are
+layouts in `layouts.py`.
 """
 
-# For each model: expressions that some name has, or, after "!", that none has. The first that fits is meant.
+# For each model: expressions that some name must match or, after "!", that no name may match. The first match counts.
 FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("xcit.XCiT", (r"^xcit_transformer\.",)),
     ("cct.CCT or cct_3d.CCT, or of its authors", (r"^classifier\.attention_pool\.", r"^tokenizer\.conv_layers\.")),

@@ -1,7 +1,7 @@
 """Parameter names of vit-pytorch's (lucidrains) plain ViTs, release by release.
 
-Data only; each table says what changed since the one before. Fingerprints and releases were read from the package's
-history and are compared with the releases themselves in the tests.
+Data only. Each table contains the changes since the previous one. Fingerprints and releases were read from the
+package's history; the tests compare them with the releases themselves.
 """
 
 from collections.abc import Mapping
@@ -43,11 +43,11 @@ Names = dict[str | tuple[str, ...], str]
 
 
 def without(names: Names, *parts: str | tuple[str, ...]) -> Names:
-    """Return a table without some parts of ours."""
+    """Return a table without some of our parts."""
     return {ours: name for ours, name in names.items() if ours not in parts}
 
 
-# Their side: `ViT`, release by release; each table says what changed since the one before
+# Their side: `ViT`, release by release; each table contains the changes since the previous one
 
 VIT_0_0_4: Names = {
     CLASS_TOKEN: "cls_token",
@@ -62,7 +62,7 @@ VIT_0_0_4: Names = {
     HIDDEN: "mlp_head.0",
     HEAD: "mlp_head.2",
 }
-# In the first days the blocks were one list, attention and MLP in turn.
+# In the first releases, the blocks were one list of alternating attentions and MLPs.
 VIT_0_0_2: Names = VIT_0_0_4 | {
     NORM_1: "transformer.net.{even}.fn.norm",
     (Q, K, V): "transformer.net.{even}.fn.fn.to_qkv",
@@ -102,7 +102,7 @@ VIT_1_4_0: Names = (
     without(VIT_1_0_0, POOLED_NORM) | UNWRAPPED_BLOCKS | {FINAL_NORM: "transformer.norm", HEAD: "mlp_head"}
 )
 
-# `SimpleViT`, likewise
+# Their side: `SimpleViT`, release by release
 
 SIMPLE_0_35_2: Names = {
     PROJECTION: "to_patch_embedding.1",
@@ -116,7 +116,7 @@ SIMPLE_0_35_2: Names = {
     HEAD: "linear_head.1",
 }
 SIMPLE_1_0_0: Names = SIMPLE_0_35_2 | NORMED_PATCHES
-# For one day, and in the variant with query and key norms to this day, the head is a LayerNorm and nothing else.
+# In release 1.4.0, and in every release of the variant with query and key norms, the head is only a LayerNorm.
 SIMPLE_1_4_0: Names = without(SIMPLE_1_0_0, HEAD) | {FINAL_NORM: "transformer.norm", POOLED_NORM: "linear_head"}
 SIMPLE_1_4_1: Names = without(SIMPLE_1_4_0, POOLED_NORM) | {HEAD: "linear_head"}
 
@@ -134,7 +134,7 @@ DECORR: Names = VIT_1_4_0 | {
 WITHOUT_FINAL_NORM: Names = VIT_1_0_0 | UNWRAPPED_BLOCKS
 HEAD_NORMS: Names = {Q_NORM: "transformer.layers.{}.0.q_norm.gamma", K_NORM: "transformer.layers.{}.0.k_norm.gamma"}
 
-# Relatives, in which one part of the plain ViT is another
+# Relatives of the plain ViT, which replace one of its parts
 
 
 def in_branches(names: Names) -> Names:
@@ -164,7 +164,7 @@ SMALL_1_4_3: Names = SMALL_0_26_0 | UNWRAPPED_BLOCKS | {TEMPERATURE: "transforme
 
 
 def in_pooler(ours: str | tuple[str, ...], place: str = "vit.pooler.blocks.{}.") -> Any:
-    """Return our names of a part of a block as those of the pooling's blocks, or of its only one."""
+    """Return our names of a part of a block as names in the pooling's blocks, or in its only block."""
     if isinstance(ours, tuple):
         return tuple(in_pooler(name, place) for name in ours)
     return ours.replace("vit.layers.{}.", place).replace(".mlp.", ".")
@@ -208,7 +208,7 @@ CAIT_1_4_3: Names = AROUND_CAIT | NORMED_PATCHES | class_attention(CAIT_1_4_3_BL
 
 
 def gains(ours: str, name: str) -> Names:
-    """Return the names of a norm of na_vit, whose shift is a buffer of zeros."""
+    """Return the names of a norm of na_vit; its bias is a buffer of zeros."""
     return {f"{ours}.weight": f"{name}.gamma", f"{ours}.bias": f"{name}.beta"}
 
 
@@ -223,7 +223,7 @@ def na_vit_attention(name: str) -> Names:
     }
 
 
-BLOCK_OF_QUERY = "vit.pooler."  # our place of the attention that pools
+BLOCK_OF_QUERY = "vit.pooler."  # prefix of the pooling attention in our model
 NA_VIT: Names = {
     **gains(PIXEL_NORM, "to_patch_embedding.0"),
     PROJECTION: "to_patch_embedding.1",
@@ -279,23 +279,23 @@ class Layout:
     """The layout of a file of the package from one release on.
 
     Args:
-        file: The file, by its current name.
+        file: Current name of the file.
         since: The first release.
-        names: Our names and theirs.
-        token_axes: Axes of the class token.
-        position_axes: Axes of the position table.
-        scale: What the attention scores are divided by the square root of: "head_dim", or "hidden_size" as it was
-            before release 0.6.7; "nothing" where query and key are normalised.
-        poolings: Poolings that the class has.
-        mean_has_class_token: Whether there is a class token where the mean is pooled.
-        mean_reads_class_token: Whether that mean includes it.
-        class_token_has_position: Whether the position table has a row for it.
-        optional: Parts of ours that may be absent from one checkpoint and present in another.
-        output_bias: Whether the attention ends in a bias.
-        fields: Further fields of our config that the class has.
-        square: Sizes that are squares, of the image and of a patch.
+        names: Our names -> their names.
+        token_axes: Number of axes of the class token.
+        position_axes: Number of axes of the position table.
+        scale: Attention scores are divided by the square root of this: "head_dim", "hidden_size" before release 0.6.7,
+            or "nothing" if query and key are normalised.
+        poolings: Poolings that the class supports.
+        mean_has_class_token: Whether a model with mean pooling has a class token.
+        mean_reads_class_token: Whether the mean includes the class token.
+        class_token_has_position: Whether the position table has a row for the class token.
+        optional: Our parts that checkpoints may have or lack.
+        output_bias: Whether the attention's output projection has a bias.
+        fields: Further fields of our config that the class determines.
+        square: Which of `image_size` and `patch_size` must be square.
         channels_first: Whether the values of a patch are in the order channel, row, column.
-        fault: The reason why these releases are not a plain ViT, though the checkpoint looks like one.
+        fault: The reason why these releases are not a plain ViT, although their checkpoints look like one.
     """
 
     file: str
@@ -317,12 +317,12 @@ class Layout:
 
     @property
     def title(self) -> str:
-        """The layout as the report calls it and as hints may name it."""
+        """The name of the layout in reports and hints."""
         return f"{self.file} {self.since}"
 
     @property
     def states_scale(self) -> bool:
-        """Whether a live attention has the factor on its scores as a setting."""
+        """Whether a live attention stores the factor on its scores."""
         return not {Q_NORM, Q_HEAD_NORM, TEMPERATURE} & self.names.keys()
 
 
@@ -416,7 +416,7 @@ LAYOUTS = (
     Layout("na_vit", "1.2.6", NA_VIT, fault="attention leaves out every patch and reads the padding", **NAVIT),
     Layout("na_vit", "1.6.7", NA_VIT, **NAVIT),
     Layout("na_vit_nested_tensor", "1.7.6", NESTED_NA_VIT, **NESTED_NAVIT),
-    # Models with the names of a plain ViT, most with its shapes too, so that only their owner knows.
+    # Other models with the names of a plain ViT, and most with its shapes too: only the caller can tell them apart.
     Layout("vit_3d", "0.36.0", VIT_0_10_1, fault=VIDEOS),
     Layout("vit_3d", "1.0.0", VIT_1_0_0, fault=VIDEOS),
     Layout("vit_3d", "1.4.3", WITHOUT_FINAL_NORM, fault=VIDEOS),
@@ -434,7 +434,7 @@ LAYOUTS = (
     Layout("simple_vit_1d", "1.4.0", SIMPLE_1_4_1, fault=SERIES, **SIMPLE),
 )
 
-# What the class of each file is called, and where the files of the oldest releases went
+# Name of each file's class, and new names of the oldest releases' files
 
 CLASSES = {
     "vit": "ViT",

@@ -1,4 +1,4 @@
-"""Live modules of the package: settings beyond their tensors, modifications, and building them."""
+"""Live modules of the package: read settings that tensors do not show, detect modifications, and build modules."""
 
 import copy
 import importlib
@@ -19,10 +19,10 @@ from .layouts import CLASSES, HIDDEN, POSITIONS, PROJECTION, RENAMED_FILES, K, L
 from .shapes import name_pattern
 from .tables import RELEASE
 
-# Attributes that belong to the decorrelation loss, and those of a whole model that keep its arguments.
+# Attributes of the decorrelation loss, and attributes of a whole model that store its arguments.
 SILENT_ATTRIBUTES = {"has_decorr_loss", "decorr_layer_outputs_across_depth"}
 KEPT_ARGUMENTS = {"args", "kwargs", "dim", "num_classes", "token_dropout_prob"}
-# What classes take for no dropout of patches; that of na_vit takes no 0, that of nested tensors no None in training.
+# The argument for no patch dropout: na_vit does not accept 0, and na_vit_nested_tensor not None in training.
 NO_PATCH_DROPOUT = {"na_vit": None, "na_vit_nested_tensor": 0.0}
 
 
@@ -36,14 +36,14 @@ def file_of(kind: type) -> str | None:
 
 
 def live_hints(module: nn.Module, layout: Layout, hints: Hints) -> Hints:
-    """Return the hints completed by a live module, after checking the caller's against it."""
+    """Complete the hints from a live module, after checking the caller's hints against it."""
     names = layout.names
     attentions = [module.get_submodule(path) for path in _attention_paths(module, names)]
     known: dict[str, Any] = {"num_attention_heads": _same("heads", [attention.heads for attention in attentions])}
     if layout.states_scale:
         known["attention_scale"] = _same("attention scale", [attention.scale for attention in attentions])
     if "cls" in layout.poolings:
-        known["pooling"] = getattr(module, "pool", "cls")  # releases before 0.5.0 could pool nothing else
+        known["pooling"] = getattr(module, "pool", "cls")  # the only pooling before release 0.5.0
     known["patch_size"] = _patch_size(module, names)
     table = getattr(module, "pos_embedding", None)
     if table is not None and POSITIONS not in names and not table.is_meta:
@@ -70,7 +70,7 @@ def _same(what: str, values: list[Any]) -> Any:
 
 
 def _patch_size(module: nn.Module, names: Names) -> tuple[int, int]:
-    """Return the patch size, from the attribute of some classes or the einops layer that cuts the image."""
+    """Return the patch size from an attribute, or from the einops layer that cuts the image into patches."""
     size: Any = getattr(module, "patch_size", None)
     if isinstance(size, int):
         return size, size
@@ -79,7 +79,7 @@ def _patch_size(module: nn.Module, names: Names) -> tuple[int, int]:
 
 
 def _sincos_grid(table: torch.Tensor) -> tuple[int, int]:
-    """Return the grid of a table of sines and cosines: the sine of the row leaves 0 where the second row begins."""
+    """Return the grid of a sine-cosine table: the sine of the row index becomes nonzero where the second row begins."""
     count, width = table.shape
     later = table[:, width // 2].nonzero()
     columns = int(later[0]) if len(later) else count
@@ -87,34 +87,34 @@ def _sincos_grid(table: torch.Tensor) -> tuple[int, int]:
 
 
 def overridden_methods(kind: type) -> list[str]:
-    """Return the methods of a subclass that may compute something else than the class of the package."""
+    """Return the methods of a subclass that may compute something else than the package's class."""
     derived: list[type] = []
     for base in kind.__mro__:
         if file_of(base) is not None:
             return [f"{base.__qualname__}.{name}" for base in derived for name, value in vars(base).items()
                     if callable(value) and name != "__init__"]  # fmt: skip
-        if not base.__module__.startswith("vit_pytorch."):  # the package's own students compute the same
+        if not base.__module__.startswith("vit_pytorch."):  # the package's own subclasses compute the same
             derived.append(base)
     return []
 
 
 def changed_parts(module: nn.Module, config: PlainViTConfig, layout: Layout, without: str | None) -> list[str]:
-    """Return the differences of a live module to a new one of its class, such as a replaced activation.
+    """Return the differences of a live module from a new instance of its class, such as a replaced activation.
 
     Args:
         module: The live module.
         config: Our config of it.
         layout: Its layout.
-        without: The place of a classifier that is left out.
+        without: Path of the classifier if it is left out.
     """
     kind = next((base for base in type(module).__mro__ if file_of(base) is not None), None)
-    copied = kind is None  # a copy of the class, for which its owner says format=
+    copied = kind is None  # a copy of the class, for which the caller gives format=
     if kind is None:
         kind = _class_of(layout.file)
     with torch.device("meta"):
         fresh = kind(**{**_arguments(kind, config), **({"num_classes": 1} if without else {})})
     if layout.states_scale:
-        for path in _attention_paths(module, layout.names):  # read into our config
+        for path in _attention_paths(module, layout.names):  # our config has the scale
             fresh.get_submodule(path).scale = getattr(module.get_submodule(path), "scale", None)
     vars(fresh).update({name: vars(module)[name] for name in KEPT_ARGUMENTS & vars(module).keys()})
     same_classes = {class_path(module): class_path(fresh)}
@@ -133,7 +133,7 @@ def changed_parts(module: nn.Module, config: PlainViTConfig, layout: Layout, wit
 
 
 def mlp_reads_norm(mlp: nn.Module) -> bool:
-    """Return whether an MLP of vit_with_decorr reads its norm's result: before release 1.21.5 it does not."""
+    """Return whether an MLP of vit_with_decorr uses the output of its norm, which it does since release 1.21.5."""
     read: list[torch.Tensor] = []
     mlp = copy.deepcopy(mlp).float()  # its layers may be in several dtypes
     hook = mlp.get_submodule("net").register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
@@ -145,7 +145,7 @@ def mlp_reads_norm(mlp: nn.Module) -> bool:
 
 @torch.no_grad()
 def reads_patches(module: Any) -> bool:
-    """Return whether the attention of a na_vit reads patches: before release 1.6.7 it reads padding alone."""
+    """Return whether the attention of a na_vit reads patches; before release 1.6.7 it reads only padding."""
     masks: list[torch.Tensor] = []
     module = copy.deepcopy(module).float()  # its layers may be in several dtypes
     hook = module.transformer.register_forward_pre_hook(
@@ -158,7 +158,7 @@ def reads_patches(module: Any) -> bool:
 
 
 def with_dropouts(config: PlainViTConfig, module: Any, names: Names) -> PlainViTConfig:
-    """Return the config with the dropouts of a live module: one for the blocks, one for the embeddings."""
+    """Return a copy of the config with the dropout rates of a live module."""
     paths = _attention_paths(module, names)
     rates: dict[str, list[float]] = {"weights": [], "blocks": [], "head": [0.0]}
     for path, child in module.named_modules():
@@ -190,13 +190,13 @@ def with_dropouts(config: PlainViTConfig, module: Any, names: Names) -> PlainViT
         config.patch_dropout_prob = constant
     rate = getattr(module, "calc_token_dropout", None)
     if rate is not None and getattr(rate, "__qualname__", "").startswith("NaViT.__init__"):
-        # Made of a constant; other functions are refused as changes.
+        # A function that returns a constant. Other functions are refused as changes.
         config.patch_dropout_prob = rate(0, 0)
     return config
 
 
 def installed_release() -> str:
-    """Return the installed release, or the newest known one if none is installed."""
+    """Return the installed release, or `RELEASE` if the package is not installed."""
     try:
         return importlib.metadata.version("vit-pytorch")
     except importlib.metadata.PackageNotFoundError:
@@ -204,10 +204,10 @@ def installed_release() -> str:
 
 
 def _class_of(file: str) -> type[nn.Module]:
-    """Return the class of a file of the installed package.
+    """Return the class in a file of the installed package.
 
     Raises:
-        ExportError: The package is not installed, or no longer has the file.
+        ExportError: The package is not installed, or does not have the file.
     """
     try:
         package = importlib.import_module(f"vit_pytorch.{file}")
@@ -218,7 +218,11 @@ def _class_of(file: str) -> type[nn.Module]:
 
 
 def build(layout: Layout, config: PlainViTConfig) -> nn.Module:
-    """Build the class of a layout, unless it cannot be trained on as ours can."""
+    """Build the class of a layout.
+
+    Raises:
+        ExportError: The class does not support the config's dropout rates.
+    """
     file = layout.file
     if file == "simple_vit" and config.patch_dropout_prob:
         file = "simple_vit_with_patch_dropout"
@@ -248,7 +252,7 @@ def build(layout: Layout, config: PlainViTConfig) -> nn.Module:
 
 
 def _arguments(kind: type[nn.Module], config: PlainViTConfig) -> dict[str, Any]:
-    """Return the arguments for a class of the package, as far as it has them."""
+    """Return the arguments that a class of the package accepts."""
     dropout, embedding_dropout = config.hidden_dropout_prob, config.embedding_dropout_prob
     arguments = {
         "image_size": config.image_size,

@@ -1,4 +1,4 @@
-"""Settings shown by the names and shapes of a checkpoint: possible layouts, our config, and what is missing."""
+"""What the names and shapes of a checkpoint show: possible layouts, our config, and missing settings."""
 
 import itertools
 import re
@@ -38,17 +38,17 @@ from .layouts import (
 )
 from .tables import layout_fields, layout_scale, layouts_at
 
-# Placeholders of numbers in the tables: of a layer, or of one half of a layer where they are counted in twos.
+# Placeholders in the tables: for the number of a layer, or of its attention (even) or MLP (odd).
 NUMBERS = {"{}": INDEX, "{even}": r"(\d*[02468])", "{odd}": r"(\d*[13579])"}
 USUAL_CHANNELS = (3, 1, 4, 2)
-FEW = 12  # sizes that are named where many fit
+FEW = 12  # sizes to list if many fit
 
 
 def layouts_of(shapes: Mapping[str, tuple[int, ...]], release: str | None) -> list[Layout]:
-    """Return the layouts that a checkpoint fits exactly: those that differ in no name or shape.
+    """Return the layouts whose names and shapes match a checkpoint exactly.
 
     Raises:
-        MappingError: says what is missing and left over in the nearest layout.
+        MappingError: lists what is missing and left over, compared with the closest layout.
     """
     misfits = {layout: _misfits(layout, shapes) for layout in (LAYOUTS if release is None else layouts_at(release))}
     nearest = min(misfits, key=lambda layout: len(misfits[layout]))
@@ -63,7 +63,7 @@ def layouts_of(shapes: Mapping[str, tuple[int, ...]], release: str | None) -> li
 
 
 def head_of(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """Return the place of the classifier, whatever is there or is not: what is outside fits a layout with one there."""
+    """Return the path of the classifier, found by the other tensors: they fit a layout with a classifier there."""
     for place in dict.fromkeys(layout.names[HEAD] for layout in LAYOUTS if HEAD in layout.names):
         outside = {name: shape for name, shape in shapes.items() if not name.startswith(f"{place}.")}
         if any(layout.names.get(HEAD) == place and fits(layout, with_head(outside, place)) for layout in LAYOUTS):
@@ -72,12 +72,12 @@ def head_of(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
 
 
 def with_head(shapes: Mapping[str, tuple[int, ...]], place: str) -> dict[str, tuple[int, ...]]:
-    """Return shapes with those of a classifier of one class."""
+    """Return the shapes with a classifier of one class added."""
     return {**shapes, f"{place}.weight": (1, 1), f"{place}.bias": (1,)}
 
 
 def fits(layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether a checkpoint differs from a layout in no name or shape."""
+    """Return whether all names and shapes of a checkpoint match a layout."""
     return not _misfits(layout, shapes)
 
 
@@ -111,7 +111,7 @@ def _shape_fits(layout: Layout, ours: str | tuple[str, ...], name: str, shape: t
 
 
 def family_of(names: Collection[str]) -> str | None:
-    """Return the model of the package that has these names and does not open yet."""
+    """Return the unsupported model of the package that has these names; None if there is none."""
     for family, patterns in FAMILIES:
         if all(_has(names, pattern.lstrip("!")) != pattern.startswith("!") for pattern in patterns):
             return family
@@ -123,12 +123,12 @@ def _has(names: Collection[str], pattern: str) -> bool:
 
 
 class Reader:
-    """Reader of our config from the names and shapes of one checkpoint; records inferences and missing settings."""
+    """Reads our config from the names and shapes of a checkpoint; records inferences and missing settings."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], hints: Hints, live: bool):
         self.hints = hints
         self.shapes = shapes
-        self.live = live  # a module knows its class, and its patch size
+        self.live = live  # a live module determines its class and patch size
         layouts = layouts_of(shapes, hints.layout)
         plain = [layout for layout in layouts if layout.fault is None]
         if not plain:
@@ -137,8 +137,8 @@ class Reader:
                 [f"{layout.title}: {layout.fault}" for layout in layouts],
             )
         self.layouts = plain if live else layouts
-        self.names = self.layouts[0].names  # layouts that fit the same names have the same names
-        if hints.num_channels is None:  # some classes have a fixed number
+        self.names = self.layouts[0].names  # all these layouts have the same names
+        if hints.num_channels is None:  # some classes have a fixed number of channels
             self.hints = replace(hints, num_channels=self.layouts[0].fields.get("num_channels"))
         self.inferences: list[Inference] = []
         self.open: dict[str, Sequence[object]] = {}
@@ -147,7 +147,7 @@ class Reader:
         """Return our config and the layout.
 
         Raises:
-            AmbiguousCheckpointError: lists all settings in neither checkpoint nor hints.
+            AmbiguousCheckpointError: lists all settings that neither checkpoint nor hints determine.
         """
         hidden_size, pixels = self.shape(PROJECTION)
         (class_rows,) = self.shape(CLASS_TOKEN)[-2:-1] or (1,) if self.has(CLASS_TOKEN) else (0,)
@@ -183,7 +183,7 @@ class Reader:
         draft = PlainViTConfig(**fields)
         fields |= layout_fields(layout, draft)
         if fields["position_embedding_type"] == "learned":
-            # The package reads the first rows of the table for smaller images, whatever their shape.
+            # For smaller images, the package uses the first rows of the table, whatever the shape of the image.
             fields["position_resampling"] = "truncate"
         scale = self.hints.scale(hidden_size, head_dim)
         if scale is None:
@@ -193,7 +193,7 @@ class Reader:
         fields |= layout.fields
         config = PlainViTConfig(**fields)
         for field in ("layer_norm_eps", "hidden_act"):
-            if (said := getattr(self.hints, field)) is not None:  # of somebody's own copy of the package
+            if (said := getattr(self.hints, field)) is not None:  # for a modified copy of the package
                 fields[field] = said
             else:
                 self.settle(field, getattr(config, field), "vit-pytorch, the only value there")
@@ -202,11 +202,11 @@ class Reader:
         return PlainViTConfig(**fields), layout
 
     def has(self, ours: str) -> bool:
-        """Return whether the checkpoint holds this part of ours."""
+        """Return whether the checkpoint has this part of our model."""
         return ours in self.names and any(True for _ in self.found(ours))
 
     def found(self, ours: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:
-        """Return the names that belong to this part of ours, each with the number of its layer."""
+        """Yield the names that belong to this part of our model, each with the number of its layer."""
         for name in self.shapes:
             if match := name_pattern(self.names[ours]).fullmatch(name):
                 yield name, (match.groups(default="")[0])
@@ -215,7 +215,7 @@ class Reader:
         """Return the shape of the weight of this part, in the first layer that has it.
 
         Raises:
-            MappingError: None has it.
+            MappingError: No layer has it.
         """
         for name, _ in self.found(ours):
             if not name.endswith(".bias"):
@@ -236,7 +236,7 @@ class Reader:
         return 1 + max(int(match[2]) for match in matches if match)
 
     def num_class_layers(self) -> int | None:
-        """Return the number of the pooling's blocks; None if it has none."""
+        """Return the number of blocks in the pooling; None if it has none."""
         dense = in_pooler(FC1)
         return 1 + max(int(number) for _, number in self.found(dense)) if dense in self.names else None
 
@@ -245,7 +245,7 @@ class Reader:
         self.inferences.append(Inference(field, value, source))
 
     def heads(self, hidden_size: int) -> tuple[int, int]:
-        """Return the count and the width of the heads: a checkpoint has their product, and rarely a trace of either."""
+        """Return the number and the width of the heads; most checkpoints show only their product."""
         packed = self.names.get((Q, K, V))
         width = self.shape((Q, K, V))[0] // 3 if packed else self.shape(Q)[0]
         said = self.hints.num_attention_heads, self.hints.head_dim
@@ -286,7 +286,7 @@ class Reader:
         return ("cls",) if has_class_token else ("mean",)
 
     def pooling(self, has_class_token: bool) -> str:
-        """Return the pooling; before release 1.16 the checkpoint is the same for class token and mean."""
+        """Return the pooling; before release 1.16, checkpoints are the same for class token and mean."""
         possible = sorted({pooling for layout in self.layouts for pooling in self.poolings(layout, has_class_token)})
         said = self.hints.pooling
         if possible == ["none"]:
@@ -305,7 +305,7 @@ class Reader:
         return said or possible[0]
 
     def layout(self, pooling: str, has_class_token: bool, hidden_size: int, head_dim: int) -> Layout:
-        """Return the newest layout that fits; some have the same names and compute something else."""
+        """Return the newest layout that fits; layouts with the same names may compute different outputs."""
         fitting = [
             layout
             for layout in self.layouts
@@ -321,7 +321,7 @@ class Reader:
         return (of_that_scale or opened)[-1]
 
     def patches(self, class_rows: int) -> int | None:
-        """Return the count of the patches, which position tables have; sines and cosines say nothing."""
+        """Return the number of patches in the position table; None for sine-cosine positions."""
         if ROWS in self.names:
             return self.shape(ROWS)[0] * self.shape(COLUMNS)[0]
         if POSITIONS not in self.names:
@@ -331,10 +331,10 @@ class Reader:
     def geometry(
         self, numbers: int, patches: int | None
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None, int | None]:
-        """Return native image size, patch size and channels; None for those that are missing.
+        """Return the native image size, the patch size and the number of channels; None for missing ones.
 
         Args:
-            numbers: Number of values in one patch with all channels; a checkpoint shows only their product.
+            numbers: Number of values in a patch: the product of height, width and channels.
             patches: Number of patches of an image, if known.
         """
         hints = self.hints
@@ -368,7 +368,7 @@ class Reader:
         return image_size, patch_sizes[0], count
 
     def overlap(self, patches: int | None) -> str | None:
-        """Return why the caller's image size and patch size do not give so many patches; None where one is missing."""
+        """Return why the caller's sizes do not give this number of patches; None if a size is not given."""
         image_size, patch_size = self.hints.image_size, self.hints.patch_size
         if image_size is None or patch_size is None or patches is None:
             return None
@@ -392,14 +392,14 @@ class Reader:
         return None
 
     def grids(self, patches: int | None) -> list[tuple[int, int]] | None:
-        """Return the possible grids of so many patches; None for any."""
+        """Return the possible grids with this number of patches; None if any grid is possible."""
         if ROWS in self.names:
             return [(self.shape(ROWS)[0], self.shape(COLUMNS)[0])]
         return None if patches is None else grids(patches)
 
 
 def name_pattern(name: str) -> re.Pattern[str]:
-    """Return the expression for the names of the tensors that one line of a table covers."""
+    """Return a regular expression for the tensor names that an entry of a table covers."""
     escaped = re.escape(name)
     for placeholder, number in NUMBERS.items():
         escaped = escaped.replace(re.escape(placeholder), number)
@@ -407,7 +407,7 @@ def name_pattern(name: str) -> re.Pattern[str]:
 
 
 def _patch_sizes(numbers: int, num_channels: int | None) -> list[tuple[int, int]]:
-    """Return the patches that have so many numbers: those of usual channels first, squares before others."""
+    """Return the patch sizes with this number of values: usual channel counts first, squares before others."""
     counts = divisors(numbers) if num_channels is None else [num_channels] if numbers % num_channels == 0 else []
     counts.sort(key=lambda count: USUAL_CHANNELS.index(count) if count in USUAL_CHANNELS else len(USUAL_CHANNELS))
     sizes = [(count, size) for count in counts for size in grids(numbers // count)]
@@ -416,7 +416,7 @@ def _patch_sizes(numbers: int, num_channels: int | None) -> list[tuple[int, int]
 
 
 def _cuts(image_size: tuple[int, int], patch_size: tuple[int, int], possible: Sequence[tuple[int, int]] | None) -> bool:
-    """Return whether these patches cut this image into one of the possible grids."""
+    """Return whether this patch size divides the image into one of the possible grids."""
     (height, width), (rows, columns) = image_size, patch_size
     whole = height % rows == 0 and width % columns == 0
     return whole and (possible is None or (height // rows, width // columns) in possible)

@@ -1,8 +1,7 @@
 """vit-pytorch (lucidrains): `ViT` and `SimpleViT` from release 0.0.2 on, and their plain variants.
 
-All of them share exact GELU, norms with epsilon 1e-5, no bias on query, key and value, which are joined along
-the first axis, and the pixels of a patch in the order row, column, channel. What the releases changed is in the
-layouts' file.
+All of them have exact GELU, norms with epsilon 1e-5, a fused projection of query, key and value without bias, and the
+pixels of a patch in the order row, column, channel. `layouts.py` lists what the releases changed.
 """
 
 import re
@@ -33,10 +32,10 @@ from .modules import (
 from .shapes import Reader, family_of, fits, head_of, layouts_of, with_head
 from .tables import RELEASE, choose_layout, layout_rows, layouts_at
 
-# The first tensor that every model of the package has, and none of another package.
+# The first tensor of every model of the package, which no other package has.
 ANCHOR = re.compile(r"(?P<prefix>.*?)(to_patch_embedding\.(to_patch_tokens\.)?[12]|patch_to_embedding)\.weight")
 
-# Tensors of the package's wrappers other than the model's.
+# Tensors of the package's wrappers outside the model.
 BESIDE = (
     ("patch_to_emb.*", "MAE, SimMIM or MPP: the patch embedding a second time"),
     ("mask_token", "MAE, SimMIM or MPP: replaces hidden patches"),
@@ -74,12 +73,12 @@ class VitPytorchFormat(Format):
         return any(name.removeprefix(prefix).startswith(blocks) for prefix in prefixes for name in names)
 
     def names_of_others(self, names: Collection[str]) -> str | None:
-        """Return the model of the package that has these names and does not open yet, wrapped or not."""
+        """Return the unsupported model of the package that has these names, wrapped or not."""
         family = family_of(names)
         return family and f"vit-pytorch's {family}"
 
     def unexpected_names(self, names: Collection[str]) -> list[str]:
-        """Return the names outside the prefix of the model that none of the package's wrappers has."""
+        """Return the names outside the model that belong to none of the package's wrappers."""
         prefixes = _prefixes(names)
         if len(prefixes) != 1 or not prefixes[0]:
             return []
@@ -95,7 +94,7 @@ class VitPytorchFormat(Format):
         return [f"{prefix}{place}"] if there else []
 
     def classifiers(self, tensors: StateDict) -> list[str]:
-        """Return the classifier where it is not that of a release."""
+        """Return the classifier if it is not the classifier of any release."""
         shapes = _shapes(tensors)
         return [] if any(fits(layout, shapes) for layout in LAYOUTS) else self.heads_in(tensors)
 
@@ -104,7 +103,7 @@ class VitPytorchFormat(Format):
         return any(file_of(base) is not None for base in type(module).__mro__)
 
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
-        """Read the configuration of a live module, which knows its heads, its attention scale and its dropouts."""
+        """Read the configuration of a live module, including heads, attention scale and dropout rates."""
         if methods := overridden_methods(type(module)):
             raise ExportError(
                 f"{class_path(module)} is derived from a ViT of vit-pytorch and computes something of its own, which "
@@ -138,7 +137,7 @@ class VitPytorchFormat(Format):
         if len(prefixes) > 1:
             raise AmbiguousCheckpointError(
                 "there are several models of vit-pytorch side by side; which one should be used?",
-                {"key": [prefix.rstrip(".") for prefix in prefixes if prefix]},  # no key leaves the others out
+                {"key": [prefix.rstrip(".") for prefix in prefixes if prefix]},  # no key selects a model without prefix
             )
         if not prefixes:
             raise MappingError(
@@ -147,7 +146,7 @@ class VitPytorchFormat(Format):
         (prefix,) = prefixes
         shapes = _shapes(tensors)
         if hints.drop and (place := head_of(shapes)) is not None:
-            shapes = with_head(shapes, place)  # the model pools as before; the class itself does not without one
+            shapes = with_head(shapes, place)  # keeps the pooling, which the class omits without a head
         reader = Reader(shapes, hints, live)
         config, layout = reader.read()
         if hints.drop:
@@ -159,7 +158,7 @@ class VitPytorchFormat(Format):
         return Description(config, layout.title, reader.inferences, ignored, prefix, stated_by)
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
-        """Return the conversion table of a layout, by its title, or of the one in a release that holds this model."""
+        """Return the conversion table of a layout, given its title or a release that can represent this model."""
         target = next((known for known in LAYOUTS if known.title == layout), None)
         return layout_rows(target or choose_layout(config, layout or installed_release()), config)
 

@@ -53,16 +53,16 @@ from .layouts import (
     in_pooler,
 )
 
-RELEASE = "1.26.11"  # the newest release that this file was compared with
+RELEASE = "1.26.11"  # the newest release that these tables were compared with
 
-# One gain for each head and channel, (heads, 1, d) there and (heads, d) here.
+# Gains per head and channel, (heads, 1, d) in the source, (heads, d) here.
 DROP_TOKEN_AXIS = each(
     "DROP_TOKEN_AXIS",
     lambda gain, config: gain.squeeze(1),
     lambda gain, config: gain.unsqueeze(1),
 )
 DROP_TWO_AXES = inverse("DROP_TWO_AXES", ADD_TWO_AXES)
-# The values of a patch, in the order channel, row, column there.
+# The source has the values of a patch in the order channel, row, column.
 CHANNELS_LAST = each(
     "CHANNELS_LAST",
     lambda values, config: values.unflatten(-1, (config.num_channels, *config.patch_shape)).movedim(-3, -1).flatten(-3),
@@ -95,7 +95,7 @@ def layout_rows(layout: Layout, config: PlainViTConfig) -> list[Row]:
         transforms |= {f"{PIXEL_NORM}.weight": CHANNELS_LAST, f"{PIXEL_NORM}.bias": CHANNELS_LAST}
     rows = [Row(name, _placed(ours, layout), transforms.get(ours, IDENTITY)) for ours, name in layout.names.items()]
     kernels = CHANNELS_LAST if layout.channels_first else None
-    if config.patch_projection == "conv":  # only in reverse: models from vit-pytorch are linear
+    if config.patch_projection == "conv":  # only for exports: models from vit-pytorch are linear
         kernels = PIXELS_TO_KERNEL
     if kernels is not None:
         rows = [row for row in rows if row.ours != PROJECTION]
@@ -107,7 +107,7 @@ def layout_rows(layout: Layout, config: PlainViTConfig) -> list[Row]:
     return list(_numbered(rows, config.num_hidden_layers))
 
 
-# Our names inside a block with several attentions and MLPs.
+# Our names in a block with one attention and MLP -> in a block with several.
 IN_BRANCHES = {
     ".layernorm_before": ".attention_branches.{}.layernorm",
     ".attention.": ".attention_branches.{}.attention.",
@@ -117,7 +117,7 @@ IN_BRANCHES = {
 
 
 def _placed(ours: str | tuple[str, ...], layout: Layout) -> str | tuple[str, ...]:
-    """Return our names of a part in the blocks that a layout has."""
+    """Return our names of a part for the type of block that a layout has."""
     if layout.fields.get("block_type") != "branches":
         return ours
     if isinstance(ours, tuple):
@@ -126,7 +126,7 @@ def _placed(ours: str | tuple[str, ...], layout: Layout) -> str | tuple[str, ...
 
 
 def _numbered(rows: list[Row], depth: int) -> Iterator[Row]:
-    """Write out the rows whose layers are counted in twos: attention even, MLP odd."""
+    """Yield the rows, with one per layer if attentions have even numbers and MLPs odd ones."""
     for row in rows:
         if isinstance(row.source, str) and "{even}" not in row.source and "{odd}" not in row.source:
             yield row
@@ -141,7 +141,7 @@ def layouts_at(release: str) -> list[Layout]:
     """Return the layout that each file of the package has at a release.
 
     Args:
-        release: Such as "1.26.11", or with the name of a file before it, such as "simple_vit 1.4.1".
+        release: A release such as "1.26.11", or a file at a release such as "simple_vit 1.4.1".
 
     Raises:
         ValueError: for an unknown release or file.
@@ -152,7 +152,7 @@ def layouts_at(release: str) -> list[Layout]:
         raise ValueError(f"{release!r} is no release of vit-pytorch: give one such as '1.26.11', or one of {titles}")
     latest = {
         layout.file: layout
-        for layout in LAYOUTS  # those of a file in the order of their releases
+        for layout in LAYOUTS  # sorted by release within each file
         if _number(layout.since) <= _number(number) and file in ([], [layout.file])
     }
     return list(latest.values())
@@ -198,14 +198,14 @@ def layout_scale(layout: Layout, hidden_size: int, head_dim: int) -> float:
 
 
 def choose_layout(config: PlainViTConfig, layout: str) -> Layout:
-    """Return the layout that holds this model.
+    """Return the layout that can represent this model.
 
     Args:
         config: Our configuration.
         layout: A release, or the title of a layout.
 
     Raises:
-        ExportError: lists what the nearest of them cannot represent.
+        ExportError: lists the parts that the closest layout cannot represent.
     """
     parts = {target: inexpressible(config, target) for target in layouts_at(layout)}
     target = min(parts, key=lambda target: len(parts[target]))
@@ -218,7 +218,7 @@ def choose_layout(config: PlainViTConfig, layout: str) -> Layout:
     return target
 
 
-# Fields that a state dict has no part in: sizes that follow from it, and what matters in training alone.
+# Fields that need no check: sizes, which follow from the state dict, and rates that matter only in training.
 SIZES = {
     "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size", "image_size",
     "patch_size", "num_channels",
@@ -236,7 +236,7 @@ def inexpressible(config: PlainViTConfig, layout: Layout) -> list[str]:
     settled = layout_fields(layout, config)
     free = SIZES | RATES | NEUTRAL_FIELDS | {"pooling", "attention_scale"}
     free |= {"use_class_token"} - settled.keys()
-    if config.patch_projection != "resnet":  # a kernel and a dense layer are the same, in another order
+    if config.patch_projection != "resnet":  # a convolution and a dense layer have the same weights in another order
         free |= {"patch_projection", "stem_style"} - settled.keys()
     free |= {"num_register_tokens"} if REGISTERS in has and config.num_register_tokens else set()
     free |= {"representation_size"} if HIDDEN in has and config.representation_size else set()
@@ -267,6 +267,6 @@ def inexpressible(config: PlainViTConfig, layout: Layout) -> list[str]:
 
 
 def _defaults() -> dict[str, Any]:
-    """Return the default of every field that our config adds to what all configs have."""
+    """Return the defaults of the fields that our config adds to PreTrainedConfig."""
     inherited = {field.name for field in dataclasses.fields(PreTrainedConfig)}
     return {field.name: field.default for field in dataclasses.fields(PlainViTConfig) if field.name not in inherited}

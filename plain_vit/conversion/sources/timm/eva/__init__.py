@@ -1,1 +1,1 @@
-"""timm's Eva: EVA and EVA-02, DINOv3, Perception Encoder and its other Vision Transformers with a rotation."""
+"""timm's Eva: EVA, EVA-02, DINOv3, Perception Encoder and timm's other ViTs with rotary embeddings."""

@@ -80,7 +80,7 @@ ARGUMENTS = (
     Argument("dynamic_img_pad", False, module=lambda m: m.model.patch_embed.dynamic_img_pad),
 )  # fmt: skip
 
-# Arguments without a counterpart in our model unless they have this value.
+# Arguments for which only this value has a counterpart in our model.
 CLOSED = {"rope_mrope_section": None, "dynamic_img_pad": False}
 
 
@@ -103,7 +103,7 @@ def without_counterpart(given: Mapping[str, Any]) -> list[str]:
 
 
 def _without_shared_heads(given: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the heads of keys and values: timm refuses it."""
+    """Return why timm refuses this number of key and value heads."""
     if not _shares_heads(given):
         return []
     counts, heads, depth = given["num_kv_heads"], given["num_heads"], given["depth"]
@@ -118,7 +118,7 @@ def _without_shared_heads(given: Mapping[str, Any]) -> list[str]:
 
 
 def _shares_heads(given: Mapping[str, Any]) -> bool:
-    """Return whether queries share keys and values in a block; None has as many heads as those."""
+    """Return whether queries share keys and values in a block; None means as many heads as queries."""
     counts = given["num_kv_heads"]
     counts = counts if isinstance(counts, list | tuple) else [counts]
     return not set(counts) <= {None, given["num_heads"]}
@@ -145,7 +145,7 @@ def joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mlp_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the MLP: timm packs gate and value unless something is between them."""
+    """Return the fields of the MLP: timm packs gate and value unless there is a norm or an alignment."""
     width, align_to = int(given["embed_dim"] * given["mlp_ratio"]), given["swiglu_align_to"]
     if not given["swiglu_mlp"]:
         return {"intermediate_size": width, "mlp_type": "mlp", "hidden_act": "gelu"}
@@ -156,7 +156,7 @@ def _mlp_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pooling_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the pooling: only that by attention reads the tokens before the patches."""
+    """Return the fields of the pooling: only attention pooling reads the tokens before the patches."""
     if given["global_pool"] != "map":
         return {}
     heads, ratio = given["attn_pool_num_heads"], given["attn_pool_mlp_ratio"]
@@ -170,10 +170,10 @@ def _pooling_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rotary_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the rotation.
+    """Return the fields of the rotary embedding.
 
-    For one size of images timm keeps cosines and sines, which a cast of the model rounds; for any size it computes them
-    in float32. Those of learned frequencies have the dtype of these.
+    For a fixed image size, timm stores cosines and sines as buffers, which a cast of the model rounds. For any size it
+    computes them in float32. With learned frequencies, they have the dtype of the frequencies.
     """
     if not given["use_rot_pos_emb"]:
         rotary = [one.field for one in ARGUMENTS if one.field is not None and one.field.startswith("rotary_")]
@@ -216,8 +216,8 @@ def joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
 
 
 def separate_by_default(config: PlainViTConfig) -> bool:
-    """Return whether timm's own architectures keep three projections in such a model.
+    """Return whether timm's own architectures have three separate projections in such a model.
 
-    Those of EVA-02 of base size and above do, and Sapiens2, whose keys and values are narrower than its queries.
+    EVA-02 has them from base size on, and Sapiens2, whose keys and values are narrower than its queries.
     """
     return (config.mlp_type == "swiglu" and config.mlp_inner_norm) or config.num_key_value_heads is not None

@@ -26,22 +26,22 @@ class EvaParts(Parts):
 
     @property
     def mlp_type(self) -> str:
-        """timm's name of the class of its MLPs."""
+        """timm's name for the class of its MLPs."""
         return class_name(self.mlp, CLASSES)
 
     @property
     def attn_type(self) -> str:
-        """timm's name of the class of its attentions."""
+        """timm's name for the class of its attentions."""
         return class_name(self.attention, CLASSES)
 
     @property
     def rope_type(self) -> str:
-        """timm's name of the class of its rotation."""
+        """timm's name for the class of its rotary embedding."""
         return "cat" if self.model.rope is None else class_name(self.model.rope, CLASSES)
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether queries have a bias, be it a parameter of its own."""
+        """Whether queries have a bias, inside the projection or as a separate parameter."""
         attention = self.attention
         if attention.qkv is None:
             return attention.q_proj.bias is not None
@@ -49,7 +49,7 @@ class EvaParts(Parts):
 
     @property
     def num_kv_heads(self) -> tuple[int, ...] | None:
-        """Heads of keys and values in each block; None where there are as many as of queries."""
+        """Number of key and value heads in each block; None if equal to the number of query heads."""
         counts = tuple(getattr(block.attn, "num_kv_heads", block.attn.num_heads) for block in self.model.blocks)
         return None if set(counts) == {self.attention.num_heads} else counts
 
@@ -61,7 +61,7 @@ class EvaParts(Parts):
 
 
 def changed_buffers(module: Any) -> list[str]:
-    """Return the buffers that are not saved, and whose values are not those that timm computes."""
+    """Return the non-persistent buffers whose values differ from the values that timm computes."""
     faults = []
     for index, block in enumerate(module.blocks):
         bias = getattr(block.attn, "k_bias", None)
@@ -86,5 +86,5 @@ def changed_buffers(module: Any) -> list[str]:
 
 
 def _close(buffer: torch.Tensor, kept: torch.Tensor) -> bool:
-    """Return whether two buffers differ at most by rounding: the sines of a GPU are not those of a CPU."""
+    """Return whether two buffers differ at most by rounding: GPUs and CPUs compute sines differently."""
     return torch.allclose(buffer, kept, rtol=0, atol=max(1e-5, torch.finfo(buffer.dtype).eps))

@@ -1,6 +1,6 @@
-"""Original files of models that timm's Eva builds: the own names of DINOv3, EVA-02 and Perception Encoder.
+"""Original files of models that timm's Eva builds, with the names of DINOv3, EVA-02 and Perception Encoder.
 
-Their tensors do not show how queries and keys are rotated: the name of timm's architecture does.
+Their tensors do not show how queries and keys are rotated, so the name of timm's architecture is needed.
 
 Source: facebookresearch/dinov3, `dinov3/models/vision_transformer.py`; facebookresearch/perception_models,
 `core/vision_encoder/pe.py`; baaivision/EVA, `EVA-02`; timm 1.0.31 converts the same names as it loads.
@@ -42,7 +42,7 @@ IGNORED = {
 
 
 def layout_of(names: Collection[str]) -> str | None:
-    """Return the layout of a state dict with the own names of one of these models; None for others."""
+    """Return the layout of a state dict with the original names of one of these models; None for other names."""
     if "patch_embed.proj.weight" in names:
         if "storage_tokens" in names or "rope_embed.periods" in names:
             return DINOV3 if "blocks.0.attn.qkv.bias_mask" in names else DINOV3_UNMASKED
@@ -55,14 +55,14 @@ def layout_of(names: Collection[str]) -> str | None:
     prefix = "visual." if whole else ""
     if f"{prefix}conv1.weight" not in names or f"{prefix}transformer.resblocks.0.ln_1.weight" not in names:
         return None
-    pooled, clip = f"{prefix}attn_pool.probe" in names, f"{prefix}ln_post.weight" in names  # every CLIP has the latter
-    if not pooled and (clip or "token_embedding.weight" in names):  # beside a text tower, this encoder pools so
+    pooled, clip = f"{prefix}attn_pool.probe" in names, f"{prefix}ln_post.weight" in names  # every CLIP has `ln_post`
+    if not pooled and (clip or "token_embedding.weight" in names):  # with a text tower, this encoder has `attn_pool`
         return None
     return PERCEPTION_WHOLE if whole else PERCEPTION
 
 
 def shown(tensors: Mapping[str, torch.Tensor], layout: str) -> dict[str, torch.Tensor]:
-    """Return what shows channels, patches and grid, by timm's names; values are not needed."""
+    """Return the tensors that show channels, patches and grid, by timm's names; values are not needed."""
     prefix = "visual." if layout == PERCEPTION_WHOLE else ""
     if layout in (PERCEPTION, PERCEPTION_WHOLE):
         kernel, table = tensors[f"{prefix}conv1.weight"], tensors.get(f"{prefix}positional_embedding")
@@ -72,7 +72,7 @@ def shown(tensors: Mapping[str, torch.Tensor], layout: str) -> dict[str, torch.T
 
 
 def described(config: PlainViTConfig, tensors: Mapping[str, torch.Tensor], layout: str) -> Description:
-    """Return the description of a file: its config has what timm's model has not."""
+    """Return the description of a file, after adding what timm's model lacks to the config."""
     prefix = "visual." if layout == PERCEPTION_WHOLE else ""
     if f"{prefix}proj" in tensors:
         config.representation_size = tensors[f"{prefix}proj"].shape[1]
@@ -85,9 +85,9 @@ def rows(timm_rows: Sequence[Row], config: PlainViTConfig, layout: str) -> list[
     """Return the table of tensors.
 
     Args:
-        timm_rows: Those of timm's names, with one projection of queries, keys and values but for EVA-02.
+        timm_rows: The table of timm's names with fused query, key and value projections; EVA-02 may have separate ones.
         config: Our configuration.
-        layout: As `layout_of` returns it.
+        layout: A layout from `layout_of`.
     """
     if layout in (PERCEPTION, PERCEPTION_WHOLE):
         prefix = "visual." if layout == PERCEPTION_WHOLE else ""
@@ -103,7 +103,7 @@ def rows(timm_rows: Sequence[Row], config: PlainViTConfig, layout: str) -> list[
 
 
 def _parts(row: Row) -> tuple[str, ...]:
-    """Return the modules that a row fills."""
+    """Return the modules of ours that a row fills."""
     return tuple(name.removesuffix(".weight").removesuffix(".bias") for name in row.targets)
 
 
@@ -119,7 +119,7 @@ DINOV3_NAMES = {
 
 
 def _dinov3_rows(config: PlainViTConfig, layout: str) -> list[Row]:
-    """Return the rows of what timm has otherwise: keys without bias, rotations that no file contains."""
+    """Return the rows that differ from timm's: a masked key bias, rotation periods, and a mask token."""
     bias, mask = f"{BLOCK}.attn.qkv.bias", f"{BLOCK}.attn.qkv.bias_mask"
     biases = (bias, mask) if layout == DINOV3 else (bias,)
     if config.qkv_bias:
@@ -137,7 +137,7 @@ def _dinov3_rows(config: PlainViTConfig, layout: str) -> list[Row]:
 
 
 def _key_mask(like: torch.Tensor) -> torch.Tensor:
-    """Return the factors of the joined bias: 0 for keys."""
+    """Return the mask of the fused bias: 0 for keys, 1 for queries and values."""
     mask = torch.ones_like(like)
     mask[len(like) // 3 : 2 * len(like) // 3] = 0
     return mask
@@ -159,7 +159,7 @@ def _bias_with_key(tensors: Tensors, config: PlainViTConfig) -> Tensors:
 
 
 def _without_bias(tensors: Tensors, config: PlainViTConfig) -> Tensors:
-    """Return queries, keys and values of the weight, after checking that the bias adds nothing."""
+    """Return the query, key and value weights, after checking that the bias is zero."""
     weight, bias = tensors[:2]
     if not bias.is_meta and bias.any():
         raise ValueError(
@@ -180,7 +180,7 @@ def _periods(config: PlainViTConfig) -> torch.Tensor:
 
 
 def _checked_periods(tensors: Tensors, config: PlainViTConfig) -> Tensors:
-    """Return the class token, after comparing the periods beside it with ours, up to rounding to bfloat16."""
+    """Return the class token, after comparing the stored periods with ours, up to rounding to bfloat16."""
     token, periods = tensors
     if not periods.is_meta:
         ours = _periods(config)
@@ -206,7 +206,7 @@ EVA02_NAMES = {
 
 
 EVA02_ROWS = {
-    EVA02: [  # three projections, whose biases are beside them
+    EVA02: [  # three projections, with biases outside them
         *(Row(f"{BLOCK}.attn.{name[-6:]}.weight", f"{name}.weight") for name in QKV),
         Row(f"{BLOCK}.attn.q_bias", f"{QKV[0]}.bias"),
         Row(f"{BLOCK}.attn.v_bias", f"{QKV[2]}.bias"),

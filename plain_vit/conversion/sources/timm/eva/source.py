@@ -32,7 +32,7 @@ BLOCK_ROWS = [
 ]
 SEPARATE_ROWS = [Row(f"{BLOCK}.attn.{name}_proj", f"{LAYER}.attention.{name}_proj") for name in "qkv"]
 FUSED_ROWS = [Row(f"{BLOCK}.attn.qkv", QKV, SPLIT_QKV)]
-# Parts of its tensors that no VisionTransformer has; what it is if it has none of them, no tensor shows.
+# Parts that no VisionTransformer has. Without any of them, the tensors do not show the class.
 CERTAIN = {
     "rope.freqs",
     *(f"{BLOCK}.attn.{name}" for name in ("q_bias", "v_bias", "q_proj", "k_proj", "v_proj")),
@@ -42,8 +42,8 @@ CERTAIN = {
 class Eva(Constructor):
     """timm's Eva.
 
-    Its layouts are "eva", with one projection for queries, keys and values, "eva_separate", with three, and those of
-    the original files.
+    The layouts are "eva", with a fused projection of queries, keys and values, "eva_separate", with three projections,
+    and the layouts of the original files.
     """
 
     name = "Eva"
@@ -60,16 +60,16 @@ class Eva(Constructor):
     unseen = "how queries and keys are rotated, if they are"
 
     def layout_of(self, arguments: Mapping[str, Any]) -> str:
-        """Return the layout of the tensors for arguments of timm's."""
+        """Return the layout of the tensors for timm's arguments."""
         return FUSED if {**self.defaults, **arguments}["qkv_fused"] else SEPARATE
 
     def shown(self, tensors: StateDict) -> StateDict:
-        """Return the tensors by timm's names, at least those that show channels, patches, grid and classes."""
+        """Return the tensors by timm's names; only those that show channels, patches, grid and classes are needed."""
         layout = originals.layout_of(tensors)
         return tensors if layout is None else originals.shown(tensors, layout)
 
     def described(self, arguments: Mapping[str, Any], tensors: StateDict, fields: Mapping[str, Any]) -> Description:
-        """Return config, layout and ignored tensors of a state dict."""
+        """Return the config, the layout and the ignored tensors of a state dict."""
         layout = originals.layout_of(tensors)
         if layout is None:
             return super().described(arguments, tensors, fields)
@@ -80,7 +80,7 @@ class Eva(Constructor):
         return without_counterpart(given)
 
     def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that keep the last norms where the pooling is changed after construction."""
+        """Return the arguments that keep the final norms in place if the pooling is changed after construction."""
         where = self.config_of(arguments).final_norm
         return {"use_post_transformer_norm": where in ("before_pooling", "both"),
                 "use_fc_norm": where in ("after_pooling", "both")}  # fmt: skip
@@ -94,7 +94,7 @@ class Eva(Constructor):
         return {**joint_arguments(config), "qkv_fused": self._is_fused(config, layout)}
 
     def lost(self, config: PlainViTConfig, arguments: Mapping[str, Any]) -> list[str]:
-        """Return the fields of our config that a model with these arguments would not have."""
+        """Return the fields of our config that a model with these arguments would lose."""
         lost = super().lost(config, arguments)
         resamples = arguments["dynamic_img_size"] and arguments["use_abs_pos_emb"]
         if resamples and config.position_resampling != "bicubic_antialias":
@@ -102,11 +102,11 @@ class Eva(Constructor):
         return lost
 
     def changed_buffers(self, module: Any) -> list[str]:
-        """Return the buffers that are not saved, and whose values are not those that timm computes."""
+        """Return the non-persistent buffers whose values differ from the values that timm computes."""
         return changed_buffers(module)
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
-        """Return the table of tensors; without a layout that of `build`."""
+        """Return the table of tensors (default: for the layout of `build`)."""
         if layout in originals.LAYOUTS:
             return originals.rows(self.rows(config, FUSED), config, layout)
         fused = WITHOUT_KEY_BIAS_ROWS if config.qkv_bias and not config.key_bias else FUSED_ROWS
@@ -121,27 +121,27 @@ class Eva(Constructor):
         return eva.Eva(**arguments)
 
     def claims(self, config: PlainViTConfig) -> bool:
-        """Return whether a model has parts that this class has and the VisionTransformer has not."""
+        """Return whether a model has parts of this class that the VisionTransformer lacks."""
         if config.relative_position_bias != "none":
             return False
         return config.rotary_embedding_type != "none" or (config.qkv_bias and not config.key_bias)
 
     def is_certain(self, names: Collection[str]) -> bool:
-        """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
+        """Return whether these names certainly belong to this class, not to a VisionTransformer."""
         if originals.layout_of(names) is not None:
             return True
         parts = {part_of(name) for name in names}
         return bool(parts & CERTAIN) and parts <= self._parts()
 
     def _parts(self) -> set[str]:
-        """Return the parts of the names of its tensors, as `part_of` names them."""
+        """Return the parts, in the sense of `part_of`, of the names of its tensors."""
         rows = [*EMBEDDING_ROWS, *BLOCK_ROWS, *SEPARATE_ROWS, *FUSED_ROWS, *WITHOUT_KEY_BIAS_ROWS, *HEAD_ROWS]
         for gated in ("mlp", "swiglu"):
             rows += mlp_rows(f"{BLOCK}.mlp", f"{LAYER}.mlp", PlainViTConfig(mlp_type=gated))
         return parts_of(rows) | {"patch_embed.proj"}
 
     def _is_fused(self, config: PlainViTConfig, layout: str | None) -> bool:
-        """Return whether one projection makes queries, keys and values."""
+        """Return whether the query, key and value projections are fused."""
         if layout == FUSED and config.num_key_value_heads is not None:
             raise ExportError(f"queries are wider than keys and values: use layout {SEPARATE!r}, not {FUSED!r}")
         return not separate_by_default(config) if layout is None else layout == FUSED

@@ -26,7 +26,7 @@ TABLES = ("learned", "factorized")
 MODES = {"bicubic": "bicubic", "bilinear": "bilinear"}
 PROJECTIONS = {"linear": "linear", "conv": "conv"}
 
-# Arguments that no entrypoint changes, without a counterpart in our model unless they have this value.
+# Arguments that no entrypoint changes. Other values than these have no counterpart in our model.
 CLOSED: dict[str, Any] = {
     "num_kv_heads": None, "dynamic_img_pad": False, "patchify_channels_last": True, "enable_patch_interpolator": False,
     "pos_embed_use_grid_sample": False, "rope_type": "", "attn_type": "standard", "attn_gated": False,
@@ -35,7 +35,7 @@ CLOSED: dict[str, Any] = {
 }  # fmt: skip
 
 EMBEDDINGS = "vit.embeddings"
-GRID_TABLE = each(  # a map of positions there
+GRID_TABLE = each(  # timm's table is a map, (1, h, w, D)
     "GRID_TABLE",
     lambda table, config: table.flatten(0, 2),
     lambda table, config: table.unflatten(0, config.grid_size)[None],
@@ -55,27 +55,27 @@ EMBEDDING_ROWS = [
 
 @dataclasses.dataclass(frozen=True)
 class NaFlexParts(Parts):
-    """The parts of a live NaFlexVit that the arguments are read from."""
+    """The parts of a live NaFlexVit from which the arguments are read."""
 
     @property
     def embeds(self) -> Any:
-        """The module of patches, tokens and positions."""
+        """The module of the patch projection, the tokens and the positions."""
         return self.model.embeds
 
     @property
     def img_size(self) -> tuple[int, int]:
-        """Pixels of the grid of its positions."""
+        """Image size of the position grid in pixels, (height, width)."""
         rows, columns = self.embeds.pos_embed_grid_size or (1, 1)
         return rows * self.embeds.patch_size[0], columns * self.embeds.patch_size[1]
 
     @property
     def rope_type(self) -> str:
-        """The class of its rotation; empty if it has none."""
+        """Name of the rotary embedding's class; empty if there is none."""
         return "" if self.model.rope is None else type(self.model.rope).__name__
 
     @property
     def attn_pool_mlp_ratio(self) -> float | None:
-        """Width inside the MLP of the pooling over the width."""
+        """Ratio of the inner width of the pooling's MLP to the hidden size; None without such a pooling."""
         pool = self.model.attn_pool
         return None if pool is None else ratio_of(pool.mlp.fc1.out_features, self.model.embed_dim)
 
@@ -84,7 +84,7 @@ class NaFlexParts(Parts):
         return not isinstance(getattr(self.model, name), nn.Identity)
 
 
-# The arguments of this class alone, and those that it names or places otherwise than the others.
+# Arguments that only this class has, or that it names or stores differently.
 OWN = (
     Argument("img_size", 256, "image_size", module=lambda m: m.img_size),
     Argument("patch_size", 16, "patch_size", module=lambda m: tuple(m.embeds.patch_size)),
@@ -130,7 +130,7 @@ OWN = (
     Argument("pos_embed_use_grid_sample", False, module=lambda m: m.embeds.pos_embed_use_grid_sample),
     Argument("rope_type", "", module=lambda m: m.rope_type),
 )  # fmt: skip
-# Those of code that no entrypoint passes have no part that shows them: the comparison of modules finds it.
+# Arguments that are code and that no entrypoint passes. No part shows them: the comparison of modules detects them.
 UNREAD = tuple(
     Argument(name, value, module=functools.partial(lambda value, parts: value, value))
     for name, value in CLOSED.items()
@@ -139,14 +139,14 @@ UNREAD = tuple(
 
 
 class NaFlexVit(Constructor):
-    """timm's NaFlexVit, without a rotation."""
+    """timm's NaFlexVit, without rotary embeddings."""
 
     name = "NaFlexVit"
     class_path = "timm.models.naflexvit.NaFlexVit"
     layouts = ("naflexvit",)
     data_file = "timm/naflex/architectures.json"
     arguments = (*(one for one in ARGUMENTS if one.name not in {own.name for own in OWN}), *OWN, *UNREAD)
-    # Rotations have settings that act only with one; the mask of keys alone changes no token that is not padding.
+    # The rope_* settings act only with rotary embeddings; the key-only mask changes only padding tokens.
     silent_arguments = frozenset({
         "weight_init", "fix_init", "pos_embed_grid_size", "use_key_only_attn_mask", "qkv_fused", "swiglu_align_to",
         "rope_temperature", "rope_ref_feat_shape", "rope_grid_offset", "rope_grid_indexing", "rope_rotate_half",
@@ -155,7 +155,7 @@ class NaFlexVit(Constructor):
     code_only = ("norm_eps",)
     parts = NaFlexParts
     blocks = ("Block",)
-    # Without a map of positions some of these change nothing, and our config does not say them.
+    # Without a map of positions, some of these have no effect and are not in our config.
     free = ("pos_embed_interp_mode", "pos_embed_antialias", "pos_embed_align_corners", "pos_embed_ar_preserving")
     block_module = "timm.models.vision_transformer"
     unseen = "how positions are resampled, nor the number of heads"
@@ -174,7 +174,7 @@ class NaFlexVit(Constructor):
         return unknown
 
     def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that keep the last norms where the pooling is changed after construction."""
+        """Return the arguments that keep the final norms in place if the pooling is changed after construction."""
         return {"fc_norm": self.config_of(arguments).final_norm == "after_pooling"}
 
     def joint_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class NaFlexVit(Constructor):
         }
 
     def lost(self, config: PlainViTConfig, arguments: Mapping[str, Any]) -> list[str]:
-        """Return the fields of our config that a model with these arguments would not have, for images of any size."""
+        """Return the fields of our config that a model with these arguments would lose, for images of any size."""
         given = {**self.defaults, **arguments}
         lost = super().lost(config, given)
         if config.position_embedding_type in TABLES:
@@ -246,23 +246,23 @@ class NaFlexVit(Constructor):
         return naflexvit.NaFlexVit(naflexvit.NaFlexVitCfg(**given), **outside)
 
     def claims(self, config: PlainViTConfig) -> bool:
-        """Return whether a model has parts that this class has and the VisionTransformer has not."""
+        """Return whether a model has parts of this class that the VisionTransformer lacks."""
         return config.position_embedding_type == "factorized" or config.position_resampling_to_square
 
     def is_certain(self, names: Collection[str]) -> bool:
-        """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
+        """Return whether these names certainly belong to this class, not to a VisionTransformer."""
         return KERNEL in names
 
     def native_size(self, config: PlainViTConfig) -> dict[str, Any]:
-        """Return the argument with the size of the table of positions."""
+        """Return the argument for the size of the position table."""
         return {"pos_embed_grid_size": config.grid_size}
 
     def could_be(self, arguments: Mapping[str, Any], tensors: StateDict) -> bool:
-        """Return whether the width is that of the tensors."""
+        """Return whether the hidden size matches the tensors."""
         return KERNEL in tensors and bool(tensors[KERNEL].shape[0] == arguments["embed_dim"])
 
     def head_and_channels(self, arguments: Mapping[str, Any], tensors: StateDict) -> dict[str, Any]:
-        """Return the arguments that the tensors show, and that every user changes."""
+        """Return the arguments that users commonly change and that the tensors show."""
         head, kernel = tensors.get("head.weight"), tensors.get(KERNEL)
         if kernel is None:
             raise MappingError("a NaFlexVit of timm has a projection of patches:", [f"missing: {KERNEL!r}"])
@@ -271,13 +271,13 @@ class NaFlexVit(Constructor):
         return {"num_classes": 0 if head is None else head.shape[0], "in_chans": channels}
 
     def position_rows(self, tensors: StateDict) -> str:
-        """Return what shows the number of patches."""
+        """Describe, for errors, the tensor that shows the number of patches."""
         return "its positions are a map"
 
     def _image_size(
         self, arguments: Mapping[str, Any], tensors: StateDict, hints: Hints, stated: Sequence[tuple[Any, str]]
     ) -> tuple[Any, str] | list[tuple[int, int]]:
-        """Return the image size and its origin: the shape of the positions shows it."""
+        """Return the image size, which the shape of the positions shows, and its origin."""
         height, width = pair(arguments["patch_size"])
         if "embeds.pos_embed" in tensors and tensors["embeds.pos_embed"].ndim == 4:
             rows, columns = tensors["embeds.pos_embed"].shape[1:3]
@@ -290,7 +290,7 @@ class NaFlexVit(Constructor):
 
 
 def _resampling(given: Mapping[str, Any]) -> str:
-    """Return our name of the way that positions are resampled."""
+    """Return our name for how positions are resampled."""
     if given["pos_embed"] != "learned":
         return "bilinear"
     option = {(True, False): "_antialias", (False, True): "_align_corners", (False, False): ""}

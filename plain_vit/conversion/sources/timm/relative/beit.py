@@ -27,12 +27,12 @@ BLOCK_ROWS = [
     Row(f"{BLOCK}.gamma_2", f"{LAYER}.layer_scale2.weight"),
     Row(f"rel_pos_bias.{TABLE}", f"{OUR_SHARED_BIAS}.table"),
 ]
-# Integers that timm computes from the grid, and that its early releases saved: the distances of all pairs of tokens.
+# Index of the distance of each pair of tokens. timm computes it from the grid; early releases also saved it.
 INDEX = "relative_position_index"
 
 
 def _without_index(tensors: Tensors, config: PlainViTConfig) -> Tensors:
-    """Return a table, after comparing the integers beside it with those that we compute."""
+    """Return a table, after comparing the index stored with it with the index that we compute."""
     table, index = tensors
     if not index.is_meta and not torch.equal(index, _index(config)):
         raise ValueError(f"the latter are not the distances of all pairs of tokens on a grid of {config.grid_size}")
@@ -50,7 +50,7 @@ WITH_INDEX = Transform("WITH_INDEX", _without_index, lambda tensors, config: [te
 class Beit(RelativeConstructor):
     """timm's Beit.
 
-    Its layouts are "beit", and "beit_index" with the integers that its early releases saved.
+    The layouts are "beit", and "beit_index" with the index that early releases saved.
     """
 
     name = "Beit"
@@ -83,7 +83,7 @@ class Beit(RelativeConstructor):
         return []
 
     def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that keep the last norms where the pooling is changed after construction."""
+        """Return the arguments that keep the final norms in place if the pooling is changed after construction."""
         return {"use_fc_norm": self.config_of(arguments).final_norm == "after_pooling"}
 
     def joint_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Beit(RelativeConstructor):
         return [kernel_row(config), *EMBEDDING_ROWS, *block, *mlp, *HEAD_ROWS]
 
     def is_certain(self, names: Collection[str]) -> bool:
-        """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
+        """Return whether these names certainly belong to this class, not to a VisionTransformer."""
         return super().is_certain([name for name in names if not name.endswith(f".{INDEX}")])
 
     def describe_checkpoint(
@@ -131,13 +131,13 @@ class Beit(RelativeConstructor):
         source: str,
         labels: Any,
     ) -> Description:
-        """Return the configuration of the tensors of a named architecture, after checking that they match it."""
+        """Return the description of a named architecture, after checking that the tensors match it."""
         todays = _todays(tensors)
         description = super().describe_checkpoint(name, changes, stated, todays, hints, source, labels)
         return description if len(todays) == len(tensors) else replace(description, layout="beit_index")
 
     def fitting(self, tensors: StateDict, hints: Hints) -> list[str]:
-        """Return the architectures whose tensors have these names and shapes, and the caller's hints."""
+        """Return the architectures whose tensors have these names and shapes and that match the caller's hints."""
         return super().fitting(_todays(tensors), hints)
 
     def construct(self, arguments: dict[str, Any]) -> nn.Module:
@@ -148,7 +148,7 @@ class Beit(RelativeConstructor):
 
 
 def _with_index(row: Row) -> Row:
-    """Return the row of a table with the integers beside it; other rows unchanged."""
+    """Add the index to the row of a relative position table; other rows are returned unchanged."""
     source = str(row.source)
     if not source.endswith(TABLE):
         return row
@@ -156,7 +156,7 @@ def _with_index(row: Row) -> Row:
 
 
 def _todays(tensors: StateDict) -> dict[str, torch.Tensor]:
-    """Return the tensors that today's timm saves too."""
+    """Return the tensors that current releases of timm also save: all except the index."""
     return {name: tensors[name] for name in tensors if not name.endswith(f".{INDEX}")}
 
 

@@ -1,4 +1,4 @@
-"""What timm's two classes with relative positions share: the sizes that a table shows, and computed tensors.
+"""Base of timm's two classes with relative positions: image sizes that a table shows, and computed buffers.
 
 Source: timm 1.0.31, `timm/models/beit.py`, `timm/models/vision_transformer_relpos.py`, `timm/layers/pos_embed_rel.py`.
 """
@@ -42,19 +42,19 @@ class RelativeConstructor(Constructor):
     unseen = "the epsilon of the norms"
 
     def is_certain(self, names: Collection[str]) -> bool:
-        """Return whether a state dict with these names cannot be that of a VisionTransformer, but of this class."""
+        """Return whether these names certainly belong to this class, not to a VisionTransformer."""
         parts = {part_of(name) for name in names}
         rows = [row for kind in ("mlp", "swiglu") for row in self.rows(PlainViTConfig(mlp_type=kind), None)]
         own = parts_of(rows)
         return parts <= own and any("rel_pos" in part or part.endswith(TABLE) for part in parts)
 
     def position_rows(self, tensors: StateDict) -> str:
-        """Return what shows the number of patches."""
+        """Describe, for errors, the tensor that shows the number of patches."""
         table = _table(tensors)
         return super().position_rows(tensors) if table is None else f"{TABLE} has {table.shape[0]} rows"
 
     def changed_by_loading(self, config: PlainViTConfig) -> list[str]:
-        """Return what timm's own loader would change: a table with as many distances as a square grid."""
+        """Return what timm's own loader would change: it mistakes some tables of other grids for a square grid's."""
         h, w = config.grid_size
         distances = (2 * h - 1) * (2 * w - 1)
         if config.relative_position_bias != "table" or h == w or math.isqrt(distances) ** 2 != distances:
@@ -64,11 +64,11 @@ class RelativeConstructor(Constructor):
         ]
 
     def claims(self, config: PlainViTConfig) -> bool:
-        """Return whether a model has parts that this class has and the VisionTransformer has not."""
+        """Return whether a model has parts of this class that the VisionTransformer lacks."""
         return config.relative_position_bias in self.kinds
 
     def changed_buffers(self, module: Any) -> list[str]:
-        """Return the buffers that are not saved, and whose values are not those that timm computes."""
+        """Return the non-persistent buffers whose values differ from the values that timm computes."""
         faults = []
         for path, part in module.named_modules():
             buffers = {
@@ -90,7 +90,7 @@ class RelativeConstructor(Constructor):
     def _image_size(
         self, arguments: Mapping[str, Any], tensors: StateDict, hints: Hints, stated: Sequence[tuple[Any, str]]
     ) -> tuple[Any, str] | list[tuple[int, int]]:
-        """Return the image size and its origin, or the possible sizes: the table has a row for each distance."""
+        """Return the image size and its origin, or the possible sizes; the table has a row for each distance."""
         table = _table(tensors)
         if table is None:
             return super()._image_size(arguments, tensors, hints, stated)
@@ -121,13 +121,13 @@ def _table(tensors: StateDict) -> torch.Tensor | None:
 
 
 def _grids(distances: int) -> list[tuple[int, int]]:
-    """Return the grids (down, across) with this number of distances, the squarest first."""
+    """Return the grids (rows, columns) with this number of distances, squarest first."""
     sides = [side for side in range(1, distances + 1, 2) if distances % side == 0] if distances % 2 else []
     grids = [((side + 1) // 2, (distances // side + 1) // 2) for side in sides]
     return sorted(grids, key=lambda grid: (abs(grid[0] - grid[1]), grid))
 
 
 def _rounding(buffer: torch.Tensor) -> float:
-    """Return how far the logarithms of a GPU are from those of a CPU; nothing for integers, and on the same device."""
+    """Return the tolerance for logarithms computed on a GPU instead of a CPU; 0 for integers and on a CPU."""
     exact = buffer.device.type == "cpu" or not buffer.is_floating_point()
     return 0.0 if exact else max(1e-5, 8 * torch.finfo(buffer.dtype).eps)

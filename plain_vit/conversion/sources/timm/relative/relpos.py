@@ -29,7 +29,7 @@ def _bias(parts: Parts) -> Any:
 
 
 def _kind(parts: Parts) -> str:
-    """Return timm's name of the kind of relative positions."""
+    """Return timm's name for the kind of relative positions."""
     bias = _bias(parts)
     if type(bias).__name__ == "RelPosMlp":
         return "mlp" if bias.mode == "cr" else f"mlp_{bias.mode}"
@@ -37,7 +37,7 @@ def _kind(parts: Parts) -> str:
 
 
 def _init_values(parts: Parts) -> float | None:
-    """Return the initial LayerScale; None where a norm ends the residual branches."""
+    """Return the initial LayerScale; None if the residual branches end in a norm instead."""
     return getattr(getattr(parts.block, "ls1", None), "init_values", None)
 
 
@@ -76,7 +76,7 @@ class VisionTransformerRelPos(RelativeConstructor):
         return []
 
     def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that keep the last norms where the pooling is changed after construction."""
+        """Return the arguments that keep the final norms in place if the pooling is changed after construction."""
         return {}  # no norm depends on the pooling
 
     def joint_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
