@@ -7,8 +7,8 @@ biases, patches flattened channel by channel, a tanh on the logits. Replace it w
 in `config_of`, and edit `ROWS` until no tensor is missing or left over; one error lists all problems. The output folder
 then holds an ordinary plain ViT, which the Auto classes open.
 
-A plain ViT has no tanh: it returns the logits before it, which rank the classes in the same order and are not bounded,
-as a loss prefers. If you need exactly the original numbers, `TanhClassifier` opens the same folder with the tanh.
+A plain ViT has no tanh: it returns the logits before it, which rank the classes in the same order and, better for a
+loss, are unbounded. If you need exactly the original numbers, `TanhClassifier` opens the same folder with the tanh.
 """
 
 import argparse

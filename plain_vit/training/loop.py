@@ -736,11 +736,11 @@ class Loop(Generic[ResultT]):
         return self._judge(model, loader, _size(loader))
 
     def _seconds(self, *, since: float) -> float:
-        """Return the seconds since the start, and those before the run was resumed, up to its checkpoint."""
+        """Return the seconds since the start, plus those up to the checkpoint that the run was resumed from."""
         return self.spent.get("seconds", 0.0) + time.perf_counter() - since
 
     def figures(self, *, since: float) -> dict[str, float]:
-        """Return the steps, the duration and the throughput of the run, whether it was resumed or not."""
+        """Return the steps, duration and throughput of the whole run, including the time before it was resumed."""
         seconds = round(self._seconds(since=since), 1)
         return {"steps": self.step, "seconds": seconds, **rates_of(**self.bar.times())}
 
@@ -757,7 +757,7 @@ class Loop(Generic[ResultT]):
 
 
 def folders_of_best(options: LoopOptions) -> int:
-    """Return the number of folders with the best models: several have one each, beside the best one's."""
+    """Return the number of folders with best models: one for the best and, if several are kept, one for each."""
     return options.best_kept + (options.best_kept > 1)
 
 

@@ -21,7 +21,7 @@ def classification_loss(
     """Return the mean loss of a batch.
 
     Args:
-        logits: [B, K].
+        logits: logits [B, K].
         targets: class numbers [B], or class probabilities [B, K].
         kind: `cross_entropy`, in nats per image; `bce`: binary cross-entropy, averaged over images and classes; or
             `bce_sum`: averaged over images, summed over classes.

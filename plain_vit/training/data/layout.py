@@ -1,8 +1,8 @@
 """Assignment of a folder's files to splits.
 
-Folders of images are splits if they have the name of one, such as `train` or `Testing`, and every file is in one of
-them; they may be in the folder itself or in its only subfolder. Words in the names of images never make a split; words
-in the names of tables and shards do, if every file has one. If the splits are unclear, an error asks for them.
+Subfolders with the name of a split, such as `train` or `Testing`, are splits if every image is in one of them. They may
+be in the folder itself or in its only subfolder. Words in the names of images never make a split; words in the names of
+tables and shards do, if every file has one. If the splits are unclear, an error asks for them.
 """
 
 import re
@@ -137,7 +137,7 @@ class Tree:
         return Part(at, sorted(joined(folder, name) for folder in inside for name in self.names[folder]))
 
     def base(self, at: str = "", split: str | None = None) -> str:
-        """Return the deepest folder below one that holds all its files, stopping at the name of another split."""
+        """Return the deepest subfolder that holds all files of a folder; stop at the name of another split."""
         while at not in self.names and len(self.inner.get(at, ())) == 1:
             name = next(iter(self.inner[at]))
             if SPLIT_OF.get(name.lower()) != split:
@@ -159,7 +159,7 @@ class Tree:
         return parts, [each for part in parts.values() for each in self.doubtful(part.folder)]
 
     def doubtful(self, at: str) -> list[str]:
-        """Return the folders below one, at any depth, that may be splits or classes.
+        """Return the subfolders of a folder, at any depth, that may be splits or classes.
 
         They have the name of a split and are archives, have subfolders, or have only other names of splits beside them.
         A folder of images beside other folders is a class: `train` beside `car`.

@@ -151,7 +151,7 @@ class ShardedState:
         """
         try:
             distributed_checkpoint.save(self._state(), checkpoint_id=str(checkpoint / FOLDER))
-        except CheckpointException as error:  # not a subclass of Exception
+        except CheckpointException as error:  # derives from BaseException
             failures: list[Any] = [failure for failure, _ in error.failures.values()]
             raise ExceptionGroup(f"{checkpoint / FOLDER} was not written", failures) from error
 

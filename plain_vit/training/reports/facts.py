@@ -108,7 +108,7 @@ def recipe_of(options: LoopOptions, values: Mapping[str, object]) -> Facts:
 
 
 def _without_effect(options: LoopOptions) -> set[str]:
-    """Return the options without effect, and `warmup_fraction`, whose result `warmup_steps` tells."""
+    """Return the options without effect, and `warmup_fraction`, as `warmup_steps` already gives its result."""
     useless = idle_options(options) | {"warmup_fraction"}
     useless |= set() if _tf32(options) else {"tf32"}
     if not isinstance(options, ClassifierOptions):
