@@ -1,14 +1,14 @@
-"""Convert a Vision Transformer that you wrote yourself: one table of names, checked in both directions.
+"""Convert a Vision Transformer that you wrote yourself, with one table of names that is checked in both directions.
 
     python examples/convert_your_own.py weights.pt converted/
 
-`weights.pt` is a state dict of `HomeGrownViT` below, a model as tutorials build it: separate query, key and value with
-biases, patches flattened channel by channel, a tanh on the logits. Put your own class in its place, say in `config_of`
-what it is, and write `ROWS` until nothing is missing or left over: one error lists all that does not fit. What the
-folder then holds is an ordinary plain ViT, which the Auto classes open.
+`weights.pt` is a state dict of `HomeGrownViT` below, a typical tutorial model: separate query, key and value with
+biases, patches flattened channel by channel, a tanh on the logits. Replace it with your own class, describe the class
+in `config_of`, and edit `ROWS` until no tensor is missing or left over; one error lists all problems. The output folder
+then holds an ordinary plain ViT, which the Auto classes open.
 
-The tanh is no part of a plain ViT: its logits are those before it, with the same order of classes and without the bound
-that a loss would run into. `TanhClassifier` opens the same folder with the tanh, where the very same numbers matter.
+A plain ViT has no tanh: it returns the logits before it, which rank the classes in the same order and, better for a
+loss, are unbounded. If you need exactly the original numbers, `TanhClassifier` opens the same folder with the tanh.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from plain_vit.conversion.tables.engine import ADD_FIRST_AXIS, Row, convert, eac
 from plain_vit.files.reading import read_checkpoint
 from plain_vit.files.staging import staged_folder
 
-# The model that was trained. Put yours here.
+# The trained model. Replace it with your own.
 
 
 class HomeGrownBlock(nn.Module):
@@ -91,7 +91,7 @@ class HomeGrownViT(nn.Module):
 
 
 def config_of(model: HomeGrownViT) -> PlainViTConfig:
-    """Return the config; check the settings that no tensor shows (heads, epsilon, activation, pooling)."""
+    """Return the config; check the settings that tensors do not show (heads, epsilon, activation, pooling)."""
     block: Any = model.blocks[0]
     fields: dict[str, Any] = {
         "image_size": model.image,
@@ -109,14 +109,14 @@ def config_of(model: HomeGrownViT) -> PlainViTConfig:
     return PlainViTConfig(**fields)
 
 
-# A dense layer over the pixels of a patch, in the order channel, row, column, is a convolution as torch stores one.
+# A dense layer over the pixels of a patch, ordered by channel, row and column, is a reshaped convolution kernel.
 CHANNELS_ROWS_COLUMNS = each(
     "CHANNELS_ROWS_COLUMNS",
     lambda weight, config: weight.unflatten(1, (config.num_channels, *config.patch_shape)),
     lambda kernel, config: kernel.flatten(1),
 )
 
-# Source module, plain-vit module, transform; `{}` is the layer number; a module stands for its weight and bias.
+# Source module, plain-vit module, transform. `{}` is the layer number; a module stands for its weight and bias.
 ROWS = [
     Row("to_tokens.weight", "vit.embeddings.patch_embeddings.projection.weight", CHANNELS_ROWS_COLUMNS),
     Row("to_tokens.bias", "vit.embeddings.patch_embeddings.projection.bias"),
@@ -142,7 +142,7 @@ class TanhClassifier(PlainViTForImageClassification):
     def forward(
         self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any
     ) -> ImageClassifierOutput:
-        """Classify images, like the plain model."""
+        """Classify images like the plain model, with a tanh on the logits."""
         outputs = super().forward(pixel_values, return_dict=True, **kwargs)
         outputs.logits = torch.tanh(outputs.logits)
         outputs.loss = None if labels is None else self.loss_function(labels, outputs.logits, self.config, **kwargs)
@@ -150,20 +150,20 @@ class TanhClassifier(PlainViTForImageClassification):
 
 
 def to_plain_vit(model: HomeGrownViT) -> TanhClassifier:
-    """Return a plain-vit model with the same tensors; `revert` with the same rows does the reverse."""
+    """Return a plain-vit model with the same tensors; `revert` with the same rows goes back."""
     converted = TanhClassifier(config_of(model)).eval()
     converted.load_state_dict(convert(ROWS, model.state_dict(), converted.state_dict(), converted.config))
     return converted
 
 
 def from_plain_vit(converted: PlainViTForImageClassification, model: HomeGrownViT) -> None:
-    """Load the tensors of a plain-vit model into a home-grown model of the same sizes."""
+    """Load the tensors of a plain-vit model into a home-grown model of the same size."""
     model.load_state_dict(revert(ROWS, converted.state_dict(), converted.config))
 
 
 @torch.no_grad()
 def largest_difference(model: HomeGrownViT, converted: TanhClassifier) -> float:
-    """Return the largest difference of the logits on a few images, relative to the largest logit."""
+    """Return the largest difference between logits on a few images, relative to the largest logit."""
     pixels = torch.randn(8, model.channels, *model.image, generator=torch.Generator().manual_seed(0))
     theirs, ours = model.eval()(pixels), converted(pixels).logits
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()

@@ -2,9 +2,9 @@
 
     make demo        or        python examples/demo.py
 
-No network is used. The checkpoint is a vit-pytorch `ViT` trained on rendered characters by
-`train_vit_pytorch_on_glyphs.py`; the data are scikit-learn's handwritten digits, a stratified fifth of them held out.
-Everything that is written lies in `runs/demo`, which each run begins anew.
+This runs offline. The checkpoint is a vit-pytorch `ViT` trained on rendered characters by
+`train_vit_pytorch_on_glyphs.py`; the data are scikit-learn's handwritten digits, with a stratified fifth held out.
+All output goes to `runs/demo`, which each run replaces.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ CONVERTED, FINETUNED = OUT / "converted", OUT / "finetuned"
 SEEDS = (0, 1, 2)  # chosen before the first run
 FEW = 5  # labels per class
 
-# Chosen on a validation split of the training images; everything else is the script's default.
+# Chosen on a validation split of the training images; all other options have the script's defaults.
 RECIPE: dict[str, Any] = {"dataset": "digits", "checkpoints_kept": 0}
 BUDGETS: dict[str, dict[str, Any]] = {
     "all": {"epochs": 5.0, "batch_size": 32},
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def convert() -> float:
-    """Inspect and convert the checkpoint; return its largest logit difference on real images against vit-pytorch."""
+    """Inspect and convert the checkpoint; return the largest difference from vit-pytorch's logits on real images."""
     hints = [word for name, value in HINTS.items() for word in (f"--{name.replace('_', '-')}", value)]
     run("plain-vit", "inspect", CHECKPOINT, *hints)
     names = OUT / "characters.json"
@@ -119,7 +119,7 @@ def convert() -> float:
 def fine_tune() -> dict[tuple[str, str], list[float]]:
     """Fine-tune and train from scratch, with all and with few labels; print and return the accuracies.
 
-    The first run, whose model is kept, is started with `accelerate launch`; the others share the cores, one run each.
+    The first run, whose model is kept, is started with `accelerate launch`; the others run in parallel, one per core.
     """
     cases = [(labels, origin, seed) for labels in BUDGETS for origin in ("checkpoint", "scratch") for seed in SEEDS]
     options = {
@@ -167,7 +167,7 @@ def fine_tune() -> dict[tuple[str, str], list[float]]:
 
 
 def finetune_quietly(options: dict[str, Any]) -> float:
-    """Do one run on one core; return its accuracy on the held-out digits."""
+    """Run one fine-tuning on one core; return the accuracy on the held-out digits."""
     torch.set_num_threads(1)
     folder = Path(options["output_dir"])
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +190,7 @@ def support_vector_accuracy(shots_per_class: int | None, seed: int) -> float:
 
 
 def classify() -> tuple[np.ndarray, np.ndarray]:
-    """Load the fine-tuned folder with the Auto classes, and classify the held-out images.
+    """Load the fine-tuned model with the Auto classes, and classify the held-out images.
 
     Returns:
         Probabilities of shape (images, classes), and the true classes.
@@ -212,7 +212,7 @@ def classify() -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw(probabilities: np.ndarray, labels: np.ndarray) -> None:
-    """Draw predictions, confusion matrix, training curves, attention, and the page of both models side by side."""
+    """Draw predictions, confusion matrix, training curves, attention, and the page that compares both models."""
     images = held_out()["image"][:]
     model = AutoModelForImageClassification.from_pretrained(FINETUNED)
     processor = AutoImageProcessor.from_pretrained(FINETUNED)
@@ -249,7 +249,7 @@ def held_out() -> Dataset:
 
 
 def prepare(folder: Path, images: list) -> torch.Tensor:
-    """Return the input pixels of the model in this folder."""
+    """Return the pixel values of images, from the image processor in this folder."""
     return AutoImageProcessor.from_pretrained(folder)(images, return_tensors="pt")["pixel_values"]
 
 
@@ -267,7 +267,7 @@ def spread(accuracies: list[float]) -> str:
 
 
 def run(program: str, *words: object) -> None:
-    """Print a command and run it, from the environment of this interpreter."""
+    """Print a command and run it in the environment of this interpreter."""
     text = [str(word) for word in words]
     print(f"$ {program} {' '.join(text)}", flush=True)
     subprocess.run([str(Path(sys.executable).with_name(program)), *text], check=True)

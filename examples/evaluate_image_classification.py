@@ -4,14 +4,14 @@
     accelerate launch examples/evaluate_image_classification.py --model DIR --dataset digits --output results.json
     torchrun --nproc_per_node 2 examples/evaluate_image_classification.py ...
 
-Prints top-1 and top-5 accuracy, balanced accuracy, F1 and calibration, every class, the classes that are confused most
-often, and images per second. `--output` writes all of it as JSON, with every confused pair, from which the whole
-confusion matrix follows; `--predictions` writes the five likeliest classes of each image as CSV. `--views` averages the
-predictions of several views of an image. Each image counts once, however many processes share the work. DIR may be a
-folder of `plain-vit export` for an engine, which gives the accuracy in int8.
+Prints top-1 and top-5 accuracy, balanced accuracy, F1 and calibration, the results of each class, the classes confused
+most often, and images per second. `--output` writes all results as JSON, with every confused pair, and so the whole
+confusion matrix; `--predictions` writes the five likeliest classes of each image as CSV. `--views` averages the
+predictions over several views of each image. Each image counts once, however many processes share the work. DIR may be
+a folder that `plain-vit export` wrote for an inference engine, for example to measure the accuracy in int8.
 
-The labels of a model of several labels, or of numbers, are those that `finetune_image_classification.py` reads with its
-`--problem_type`; results and predictions are then those of each label or number.
+Models for several labels per image, or for regression, need the same labels as `finetune_image_classification.py` with
+`--problem_type`. Results and predictions are then given for each label or number.
 """
 
 import math
@@ -47,7 +47,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.vector_metrics import METRICS, VectorEvaluation, evaluate_vectors
     from plain_vit.training.views import with_views
 
-SHOWN = 30  # classes and pairs that are printed; the output file has all
+SHOWN = 30  # classes and pairs to print; the output file has all
 VECTORS = (MULTI_LABEL, REGRESSION)
 MEANS = {name for names in METRICS.values() for name in names}  # results over all labels or numbers
 
@@ -80,7 +80,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
         arguments: as on the command line.
 
     Returns:
-        What the file gets.
+        The results, as in the output file.
     """
     check(arguments)
     accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
@@ -135,11 +135,11 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
 
 
 def check(arguments: EvaluateArguments) -> None:
-    """Refuse, before anything is opened, files that could not be written and a precision that would have no effect.
+    """Refuse output files that cannot be written, and a precision without effect, before anything is opened.
 
     Raises:
-        OutputError: A file has another suffix, or exists.
-        TrainingError: The precision is that of an exported graph.
+        OutputError: A file has the wrong suffix, or exists.
+        TrainingError: A precision is given for an exported graph.
     """
     for file, suffix in ((arguments.output, ".json"), (arguments.predictions, ".csv")):
         if file is not None and Path(file).suffix.lower() != suffix:
@@ -153,10 +153,10 @@ def check(arguments: EvaluateArguments) -> None:
 
 
 def open_model(arguments: EvaluateArguments, batch_size: int) -> tuple[Any, Any]:
-    """Open the classifier, or the graph of one, and its image processor.
+    """Open the classifier, or its exported graph, and the image processor.
 
     Raises:
-        TrainingError: It has no head, or hints are given that a graph does not need.
+        TrainingError: The model has no head, or hints are given for a graph, which needs none.
     """
     hints = checkpoint_hints(arguments.model_hints)
     if not is_exported(arguments.model):
@@ -170,10 +170,10 @@ def open_model(arguments: EvaluateArguments, batch_size: int) -> tuple[Any, Any]
 
 
 def open_split(arguments: EvaluateArguments, class_names: list[str], problem_type: str) -> Dataset:
-    """Return the rows to evaluate on, with the labels in the order of the model.
+    """Return the rows to evaluate on, with labels in the order of the model's classes.
 
     Raises:
-        DataError: Data and model do not fit together, or the views do not fit the problem.
+        DataError: The data do not fit the model, or the views do not fit the problem.
     """
     if problem_type in VECTORS and arguments.views != "one":
         raise DataError(f"views are for single labels, and the model's problem is {problem_type}: omit --views.")
@@ -204,7 +204,7 @@ def open_split(arguments: EvaluateArguments, class_names: list[str], problem_typ
 
 
 def readable_batches(bar: Progress, loader: Iterable[dict[str, Any]], processes: int) -> Iterator[dict[str, Any]]:
-    """Yield batches, and count their images and those of the other processes.
+    """Yield batches, and add their images in all processes to the progress bar.
 
     Raises:
         DataError: An image cannot be read.
@@ -217,9 +217,9 @@ def readable_batches(bar: Progress, loader: Iterable[dict[str, Any]], processes:
 
 
 def summarize(result: Evaluation | VectorEvaluation, class_names: list[str]) -> dict[str, Any]:
-    """Return accuracies, the classes that the data has, and every confused pair, the worst first.
+    """Return accuracies, results of the classes in the data, and all confused pairs, most frequent first.
 
-    Of several labels, or numbers: the results of all and of each.
+    For several labels per image, or numbers, return the results over all of them and of each.
     """
     if isinstance(result, VectorEvaluation):
         rows = [
@@ -247,7 +247,7 @@ def summarize(result: Evaluation | VectorEvaluation, class_names: list[str]) -> 
 
 
 def _number(value: Any) -> Any:
-    """Return None for NaN, which JSON does not know."""
+    """Return the value, or None for NaN, which JSON does not have."""
     return None if value != value else value
 
 
@@ -294,7 +294,7 @@ def text_of_rates(results: dict[str, Any]) -> str:
 
 
 def text_of_labels(results: dict[str, Any]) -> str:
-    """Format the results of several labels, or of numbers, as text."""
+    """Format the results for several labels per image, or for numbers, as text."""
     rows = results["labels"]
     measures = [name for name in rows[0] if name not in ("name", "images")]
     means = [f"{name.replace('_', ' ')} {metric_text(name, results[name])}" for name in results if name in MEANS]

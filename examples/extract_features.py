@@ -1,12 +1,12 @@
-"""Write the features of any number of images, in parquet shards.
+"""Write the features of any number of images to parquet shards.
 
     python            examples/extract_features.py --model DIR --dataset digits --output_dir features
     torchrun --nproc_per_node 2 examples/extract_features.py --model DIR --dataset FOLDER --output_dir features
     python            examples/extract_features.py ... --resume
 
-Each row has the number of the image, the path of its file, and its feature, a list of fixed size. The shards are the
-same however many processes share the work. A run that was killed goes on with --resume, and ends with the same files.
-The shards open with `datasets.load_dataset("parquet", data_dir="features/data")`, pandas and polars.
+Each row has the number of the image, the path of its file, and its feature vector, a list of fixed size. The shards are
+the same however many processes share the work. A run that was killed continues with --resume, and gives the same files.
+Read the shards with `datasets.load_dataset("parquet", data_dir="features/data")`, pandas or polars.
 """
 
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def extract(arguments: ExtractArguments) -> dict[str, Any]:
 
 
 def open_run(arguments: ExtractArguments) -> tuple[Run, Accelerator, dict[str, Any]]:
-    """Open the images and the model, and prepare it; return the run, the processes, and options of the loader."""
+    """Open the images and the prepared model; return the run, the accelerator, and options of the data loader."""
     accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
     loading = loading_options(arguments.num_workers)
     images = open_images(arguments)

@@ -5,13 +5,13 @@
     torchrun --nproc_per_node 2 examples/finetune_image_classification.py ...
     python            examples/finetune_image_classification.py OUT/arguments.yaml --output_dir OUT2
 
-OUT becomes a model folder: `pipeline("image-classification", model=OUT)` opens it. Beside the model it holds the
-arguments, `log.jsonl` with every value that was logged, `results.json`, and the checkpoints from which `--resume` goes
-on, to the same numbers as if the run had never stopped.
+OUT becomes a model folder: `pipeline("image-classification", model=OUT)` opens it. Besides the model, it holds the
+arguments, `log.jsonl` with every logged value, `results.json`, and checkpoints. `--resume` continues from the newest
+checkpoint, with the same numbers as if the run had never stopped.
 
-The result does not depend on how many processes share the work: `--batch_size` counts the images of one optimizer step
-over all processes, and everything random is a function of the seed and of the place of an image in the step or in the
-epoch. Only dropout, batch normalisation and streams do depend on it.
+The result does not depend on the number of processes: `--batch_size` counts the images of one optimizer step over all
+processes, and all randomness is a function of the seed and of the place of an image in the step or in the epoch.
+Exceptions: dropout, batch normalisation and streams.
 """
 
 import sys
@@ -81,7 +81,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
 class FinetuneArguments(ClassifierOptions):
     """Options of a run; `plain_vit/training/arguments.py` describes them.
 
-    The defaults suit a small ViT on a small data set.
+    The defaults suit a small ViT on a small dataset.
     """
 
 
@@ -92,18 +92,18 @@ def finetune(
 
     Args:
         arguments: as on the command line.
-        data: the dataset (default: the one that the arguments name).
-        described: write predictions, report and model card, and print where they are; not so in a trial.
+        data: the dataset (default: the dataset that the arguments name).
+        described: whether to write predictions, report and model card, and print where they are; False in a trial.
 
     Returns:
-        How the saved model does on the held-out split: `test`, or the validation split where there is no other.
+        The result of the saved model on the held-out split: `test`, or else the validation split.
     """
     start = time.perf_counter()
     check_outputs(arguments)
     accelerator, loading = start_run(arguments)
     processes = accelerator.num_processes
 
-    # Data, model and schedule. Errors in them are found before anything is written.
+    # Data, model and schedule: errors in them are reported before anything is written.
     data = data or open_data(arguments)
     schedule = make_plan(arguments, data, processes)
     model, image_processor, teacher = make_models(arguments, data)
@@ -140,7 +140,7 @@ def finetune(
     accelerator.print(f"{data.train_images} images of {len(data.label_names)} classes")
     loop.train(batches, watched, on_step=snapshots.take)
 
-    # The weights selected on the validation split, else the last ones, and their results on the held-out split.
+    # The weights selected on the validation split (or else the last ones), and their results on the held-out split.
     final = loop.final_model()
     result = loop.judge(final, held_out)
     results = results_of(data, loop, result, since=start)
@@ -153,7 +153,7 @@ def finetune(
 
 
 def check_outputs(arguments: FinetuneArguments) -> None:
-    """Refuse pictures and repositories that cannot be written."""
+    """Refuse pictures and Hub repositories that cannot be written."""
     if arguments.show_batch is not None:
         check_picture(arguments.show_batch, "show_batch")
     if arguments.push_to_hub is not None:
@@ -191,7 +191,7 @@ def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, proce
 
 
 def check_copies(arguments: FinetuneArguments) -> None:
-    """Refuse repeated augmentation where copies cannot share a batch, or would be identical."""
+    """Refuse repeated augmentation if copies cannot share a batch or would be identical."""
     copies = arguments.repeated_augmentation
     if arguments.batch_size < copies:
         raise TrainingError(f"batch_size is {arguments.batch_size}: expected at least the {copies} copies of an image.")
@@ -205,7 +205,7 @@ def check_copies(arguments: FinetuneArguments) -> None:
 
 
 def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> tuple[nn.Module, Any, Teacher | None]:
-    """Open the model with its image processor, freeze what is not trained, and open the teacher."""
+    """Open the model with its image processor, freeze parameters that are not trained, and open the teacher."""
     model, image_processor = load_classifier(
         arguments.model,
         data.label_names,
@@ -247,7 +247,7 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
         trained = with_lora(
             model, rank=arguments.lora_rank, alpha=arguments.lora_alpha, targets=arguments.lora_targets, head=head
         )
-    if not isinstance(model, PlainViTPreTrainedModel):  # every parameter of ours is used
+    if not isinstance(model, PlainViTPreTrainedModel):  # plain ViTs use every parameter
         freeze_unused(trained, NoiseInputs(image_processor)(1))
     return trained, image_processor, teacher
 
@@ -260,21 +260,21 @@ def make_task(
     transform: TrainingTransform,
     teacher: Teacher | None,
 ) -> ImageTask[Any]:
-    """Return what is learnt: one label per image, several, or numbers."""
+    """Return the task: one label per image, several labels, or numbers."""
     if arguments.problem_type == "single_label_classification":
         return Classification(model, image_processor, data, arguments, transform.normalize_batch, teacher)
     return VectorPrediction(model, image_processor, data, arguments, transform.normalize_batch)
 
 
 def processor_of_evaluation(arguments: FinetuneArguments, model: nn.Module, image_processor: Any) -> Any:
-    """Return the image processor of the evaluated splits and of the saved model: of another size with `--test_size`."""
+    """Return the image processor for evaluation and for the saved model; `--test_size` changes its size."""
     if arguments.test_size is None:
         return image_processor
     return with_test_size(image_processor, model, sides(arguments, "test_size"))
 
 
 def sides(arguments: FinetuneArguments, name: str) -> tuple[int, int]:
-    """Return height and width of an option that is one number or two."""
+    """Return the height and width of an option that takes one or two numbers."""
     size = getattr(arguments, name)
     if len(size) not in (1, 2):
         raise TrainingError(f"{name} is {size}: expected one number, or height and width.")
@@ -282,7 +282,7 @@ def sides(arguments: FinetuneArguments, name: str) -> tuple[int, int]:
 
 
 def deciding(arguments: FinetuneArguments, data: ImageClassificationData, processes: int) -> dict[str, Any]:
-    """Return what determines the result and must not change when resuming: options, images and labels."""
+    """Return the options, images and labels that determine the result and must not change on resuming."""
     if arguments.streaming:
         readers = f"{processes} processes with {arguments.num_workers} workers each"
         images = {"readers_of_the_stream": readers}
@@ -298,7 +298,7 @@ def deciding(arguments: FinetuneArguments, data: ImageClassificationData, proces
 
 
 def enough_micro_batches(loop: Loop[Any], image_processor: Any) -> int:
-    """Return the number of micro-batches per optimizer step that fits into memory."""
+    """Return a number of micro-batches per optimizer step with which training fits into memory."""
     accelerator = loop.accelerator
     trial = training_trial(loop.learner.model, accelerator, NoiseInputs(image_processor))
     at_least, images = accelerator.gradient_accumulation_steps, loop.options.batch_size // accelerator.num_processes
@@ -383,7 +383,7 @@ def evaluation_batches(
     accelerator: Accelerator,
     loading: dict[str, Any],
 ) -> tuple[DataLoader, DataLoader]:
-    """Return batches of the validation and of the held-out split, the same ones if both are one split."""
+    """Return the loaders of the validation and the held-out split, the same loader if both are one split."""
     for broken in data.unreadable:
         accelerator.print(f"omitted from the evaluation, because it cannot be read: {broken}")
     options = {

@@ -4,15 +4,15 @@
     python examples/linear_probe.py --model DIR --dataset digits --output_dir OUT --mode few_shot --shots 1 5 10 25
     torchrun --nproc_per_node 2 examples/linear_probe.py ...
 
-The features of all images are computed once, by as many processes as there are, and kept in OUT; from then on `--mode`,
-learning rates and shots are tried in seconds (name the same OUT again).
+The features of all images are computed once, by all processes, and stored in OUT. With the same OUT, you can then try
+other modes, learning rates and shots in seconds.
 
-- linear: a linear classifier for each learning rate, all trained at once on standardised features. The validation split
-  chooses one; OUT becomes a model folder with it as its head, and the accuracy is that of the held-out split.
+- linear: one linear classifier per learning rate, all trained at once on standardised features. The validation split
+  selects one; OUT becomes a model folder with it as the head. The reported accuracy is on the held-out split.
 - few_shot: closed-form ridge regression on a few images per class, over several seeds (the paper's section 4.1).
 - knn: votes of the nearest training images by cosine similarity (DINO's protocol).
-- attentive: a learned query reads the patch tokens, and a linear layer classifies what it reads (AIM's probe), for each
-  learning rate like linear. OUT gets the tokens too, in float16.
+- attentive: a learned query pools the patch tokens, and a linear layer classifies the result (AIM's probe), one per
+  learning rate as for linear. The tokens are stored in OUT too, in float16.
 """
 
 import json
@@ -91,8 +91,8 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.reports.report import environment
     from plain_vit.training.run.folder import as_json, changed_settings, move_into, read_json, write_file
 
-FEATURES, SOURCE = "features.safetensors", "source"  # the file, and what its metadata say about them
-# The settings that results by shots and by neighbours have in common.
+FEATURES, SOURCE = "features.safetensors", "source"  # the file, and its metadata entry about their origin
+# Settings shared by the results for all numbers of shots or of neighbours.
 SETTINGS = {"few_shot": ("seeds", "l2"), "knn": ("temperature",)}
 
 
@@ -146,7 +146,7 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
         arguments: as on the command line.
 
     Returns:
-        What `results.json` gets.
+        The contents of `results.json`.
     """
     accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
     loading = loading_options(arguments.num_workers)
@@ -168,7 +168,7 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
         raise TrainingError("An attentive probe reads equally many patches of every image: take another mode or model.")
     attentive = attentive_classifier(model) if arguments.mode == "attentive" else None
 
-    # The features: from the folder of an earlier probe with the same settings, or from the model.
+    # Get the features from the folder of an earlier probe with the same settings, or compute them.
     folder = Path(arguments.output_dir)
     source = describe_source(arguments, data, model, image_processor)
     features = stored_features(folder, source)
@@ -203,7 +203,7 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
 
 
 def check_counts(arguments: ProbeArguments, data: ImageClassificationData) -> None:
-    """Refuse shots and neighbours that the training images do not allow."""
+    """Refuse more shots or neighbours than there are training images."""
     labels = torch.tensor(data.train["label"][:])
     if arguments.mode in ("few_shot", "both"):
         for shots in arguments.shots:
@@ -213,13 +213,13 @@ def check_counts(arguments: ProbeArguments, data: ImageClassificationData) -> No
 
 
 def earlier_results(folder: Path) -> dict[str, Any]:
-    """Return the results of earlier probes of the same features."""
+    """Return the results of earlier probes on the same features."""
     file = folder / "results.json"
     return read_json(file) if file.is_file() else {}
 
 
 def add_results(results: dict[str, Any], mode: str, found: dict[str, Any], arguments: ProbeArguments) -> None:
-    """Write the results of a mode, beside those of other modes, and of other shots or neighbours of equal settings."""
+    """Add the results of a mode to those of other modes, and of other shots or neighbours with the same settings."""
     if mode in SETTINGS:
         settings = {name: getattr(arguments, name) for name in SETTINGS[mode]}
         of_modes = results.setdefault("settings", {})
@@ -233,7 +233,7 @@ def add_results(results: dict[str, Any], mode: str, found: dict[str, Any], argum
 def compute_features(
     model: PreTrainedModel, data: ImageClassificationData, accelerator: Accelerator, loading: dict[str, Any]
 ) -> dict[str, Features]:
-    """Run the model over all splits."""
+    """Compute the features of all splits."""
     prepared = accelerator.prepare_model(model, evaluation_mode=True)
     features = {}
     for split, rows in data.splits.items():
@@ -250,7 +250,7 @@ def compute_tokens(
     folder: Path,
 ) -> None:
     """Write the patch tokens of all splits that an earlier probe has not written."""
-    accelerator.wait_for_everyone()  # all processes see the same files
+    accelerator.wait_for_everyone()  # so that all processes see the same files
     missing = [split for split in data.splits if not tokens_file(folder, split).is_file()]
     accelerator.wait_for_everyone()
     prepared = accelerator.prepare_model(model, evaluation_mode=True)
@@ -267,7 +267,7 @@ def tokens_file(folder: Path, split: str) -> Path:
 def batches_of(
     split: str, data: ImageClassificationData, accelerator: Accelerator, loading: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the processed images of a split, in order; stop at one that cannot be read."""
+    """Yield batches of the processed images of a split, in order; an unreadable image raises an error."""
     loader = accelerator.prepare(DataLoader(ReadableImages(data.splits[split]), **loading))
     bar = tqdm(loader, desc=f"features of {split}", disable=not accelerator.is_main_process)
     return UnreadableImages(stop=True, say=tqdm.write, advice="Repair it, or remove it.").watch(bar)
@@ -282,7 +282,7 @@ def fit_classifier(
     splits: dict[str, Features],
     results: dict[str, Any],
 ) -> None:
-    """Train a probe for each learning rate, and save the model with the one that is best on the validation split."""
+    """Train a probe per learning rate, and save the model with the probe that is best on the validation split."""
     folder, name = Path(arguments.output_dir), f"{mode} probe"
     probes = train_probes(
         splits["train"],
@@ -320,7 +320,7 @@ def fit_classifier(
 def probe_neighbors(
     arguments: ProbeArguments, features: dict[str, Features], data: ImageClassificationData
 ) -> dict[str, float]:
-    """Return the accuracies of the votes of nearest neighbours, by their number."""
+    """Return the accuracy of nearest neighbours by number of neighbours."""
     held_out = features[data.held_out]
     predictions = classify_by_neighbors(
         features["train"],
@@ -342,7 +342,7 @@ def probe_neighbors(
 def probe_few_shots(
     arguments: ProbeArguments, features: dict[str, Features], data: ImageClassificationData
 ) -> dict[str, list[float]]:
-    """Return the accuracies of ridge regression by the number of images per class, one for each seed."""
+    """Return the accuracies of ridge regression, one per seed, by number of images per class."""
     held_out, results = data.held_out, {}
     for shots in arguments.shots:
         accuracies = few_shot_accuracies(
@@ -362,7 +362,7 @@ def probe_few_shots(
 
 
 def open_data(arguments: ProbeArguments) -> ImageClassificationData:
-    """Open the dataset, and split off a validation split if it has none and a probe needs one."""
+    """Open the dataset, and split off a validation split if a probe needs one and there is none."""
     name = arguments.dataset
     options = {
         **keywords(arguments, LabelOptions, SplitOptions),
@@ -379,7 +379,7 @@ def open_data(arguments: ProbeArguments) -> ImageClassificationData:
 def describe_source(
     arguments: ProbeArguments, data: ImageClassificationData, model: PreTrainedModel, image_processor: Any
 ) -> dict[str, Any]:
-    """Return what determines the features: settings, then what is behind them."""
+    """Return everything that determines the features: the settings, then the data and model that they name."""
     deciding = ("model", "model_hints", "image_size", "position_resampling", "mixed_precision", "dataset",
                 "dataset_subset", "image_column")  # fmt: skip
     return {
@@ -397,7 +397,7 @@ def stored_features(folder: Path, source: dict[str, Any]) -> dict[str, Features]
     """Return the features of an earlier probe, or None if the folder is empty.
 
     Raises:
-        OutputExistsError: The folder holds something else, or features of something else.
+        OutputExistsError: The folder holds other files, or features from other settings.
     """
     if is_vacant(folder):
         return None
@@ -418,7 +418,7 @@ def stored_features(folder: Path, source: dict[str, Any]) -> dict[str, Features]
 
 
 def store_features(folder: Path, source: dict[str, Any], features: dict[str, Features]) -> None:
-    """Write the features and what determines them, as one file."""
+    """Write the features and the description of their source to one file."""
     tensors: dict[str, torch.Tensor] = {}
     for name, of_split in features.items():
         tensors |= {f"{name}.values": of_split.values, f"{name}.labels": of_split.labels}

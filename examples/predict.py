@@ -1,12 +1,12 @@
-"""Write the likeliest classes of any number of images, in parquet shards.
+"""Write the likeliest classes of any number of images to parquet shards.
 
     python            examples/predict.py --model DIR --dataset digits --split test --output_dir predictions
     torchrun --nproc_per_node 2 examples/predict.py --model DIR --dataset FOLDER --output_dir predictions
     python            examples/predict.py ... --resume
 
-Each row has the number of the image, the path of its file, its class with its probability, and the first of all
-classes with theirs. The shards are the same however many processes share the work. A run that was killed goes on with
---resume, and ends with the same files.
+Each row has the number of the image, the path of its file, the predicted class with its probability, and the likeliest
+classes with their probabilities. The shards are the same however many processes share the work. A run that was killed
+continues with --resume, and gives the same files.
 """
 
 from dataclasses import dataclass

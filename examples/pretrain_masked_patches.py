@@ -5,13 +5,13 @@
     torchrun --nproc_per_node 2 examples/pretrain_masked_patches.py ...
     python            examples/finetune_image_classification.py --model OUT --dataset ... --output_dir OUT2
 
-`--target mean_color` is the paper's own (Dosovitskiy et al. 2021, appendix B.1.2): of half of the patches, 80% hidden,
-10% exchanged for another patch and 10% left as they are, the mean colour is predicted, in 3 bits per channel. `--target
-pixels` is SimMIM (Xie et al. 2022): every pixel of the 60% of the patches that are hidden; they hide squares of 32
-pixels, which `--mask_block 2` does where patches have 16.
+`--target mean_color` is the ViT paper's target (Dosovitskiy et al. 2021, appendix B.1.2): predict the mean colour, in 3
+bits per channel, of half of the patches, of which 80% are hidden, 10% replaced by another patch and 10% unchanged.
+`--target pixels` is SimMIM (Xie et al. 2022): predict every pixel of the hidden patches, 60% of all. SimMIM hides
+squares of 32 pixels; with patches of 16 pixels, use `--mask_block 2`.
 
-Labels are neither needed nor looked at. As in fine-tuning, the result does not depend on how many processes share the
-work, and `--resume` continues from the newest checkpoint to the same numbers.
+Labels are not used. As in fine-tuning, the result does not depend on the number of processes, and `--resume` continues
+from the newest checkpoint with the same numbers.
 """
 
 import time
@@ -102,12 +102,12 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
         arguments: as on the command line.
 
     Returns:
-        What `results.json` gets: the loss, and where colours are predicted the accuracy, on the images watched.
+        The contents of `results.json`: the loss and, for colours, the accuracy on the validation images.
     """
     start = time.perf_counter()
     accelerator, loading = start_run(arguments)
 
-    # Data, model and schedule. Errors in them are found before anything is written.
+    # Data, model and schedule: errors in them are reported before anything is written.
     train, watched = open_images(arguments)
     model, image_processor = make_model(arguments)
     train_images, watched_images = hide_patches(arguments, train, watched, model, image_processor)
@@ -152,7 +152,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
 
 
 def open_images(arguments: PretrainArguments) -> tuple[Dataset, Dataset]:
-    """Open the training images, and split off those for validation."""
+    """Open the training images, and split off some for validation."""
     images = load_images(
         arguments.dataset, arguments.split, subset=arguments.dataset_subset, image_column=arguments.image_column
     )
@@ -173,12 +173,12 @@ def hide_patches(
     model: PlainViTForMaskedImageModeling,
     image_processor: Any,
 ) -> tuple[CorruptedImages, CorruptedImages]:
-    """Return the input images with their masks."""
+    """Return the training and validation images with their masks."""
     corruption, patch_size, seed = corruption_of(arguments), model.config.patch_shape, arguments.seed
     varied = training_transform(
         image_processor, crop_scale=arguments.crop_scale, horizontal_flip=arguments.horizontal_flip
     )
-    # The same masks at every evaluation: those of an epoch that training never reaches.
+    # Every evaluation has the same masks: those of an epoch that training never reaches.
     plain = training_transform(image_processor, scaled=False)
     return (
         CorruptedImages(train, varied, patch_size, corruption, seed),
@@ -187,7 +187,7 @@ def hide_patches(
 
 
 def corruption_of(arguments: PretrainArguments) -> Corruption:
-    """Return how patches are masked: as given, otherwise as published for the target."""
+    """Return the masking: from the options, or as published for the target."""
     usual = CORRUPTIONS[arguments.target]
     return Corruption(
         usual.ratio if arguments.mask_ratio is None else arguments.mask_ratio,
@@ -198,7 +198,7 @@ def corruption_of(arguments: PretrainArguments) -> Corruption:
 
 
 def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageModeling, Any]:
-    """Build the masked-image model, from scratch or with the weights of another model, and its image processor."""
+    """Build the masked image model, from scratch or from another model's weights, and its image processor."""
     if PRESET_NAME.fullmatch(arguments.model):
         config: Any
         image_processor: Any

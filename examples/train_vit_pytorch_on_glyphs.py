@@ -1,10 +1,10 @@
-"""Train a vit-pytorch ViT on rendered characters and save it like vit-pytorch's users do.
+"""Train a vit-pytorch ViT on rendered characters, and save it as vit-pytorch's users do.
 
     python examples/train_vit_pytorch_on_glyphs.py --output_dir examples/checkpoints
 
-Nothing of plain-vit's model is used here. What comes out is a foreign checkpoint: a bare state dict, `glyphs_vit.pt`,
-which says neither how many heads the model has nor how its images were scaled, and the notes its maker kept beside it,
-`glyphs_vit.json`. It takes about five minutes on one CPU core.
+This script does not use plain-vit's model. The result is a foreign checkpoint: a bare state dict, `glyphs_vit.pt`,
+which tells neither the number of heads nor how images were scaled, and its author's notes, `glyphs_vit.json`. Training
+takes about five minutes on one CPU core.
 """
 
 import argparse
@@ -46,23 +46,23 @@ MARGIN = 0.01  # tolerance for the recorded accuracy on another machine or with 
 
 
 def as_tensors(split: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the images, RGB and scaled to -1 to 1, [rows, 3, 24, 24], and the labels, [rows]."""
+    """Return RGB images scaled to -1 to 1, [rows, 3, 24, 24], and labels [rows]."""
     levels = np.stack([np.asarray(image.convert("RGB")) for image in split["image"]])
     return torch.from_numpy(levels).permute(0, 3, 1, 2) / 127.5 - 1, torch.tensor(split["label"][:])
 
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the accuracy of the model."""
+    """Return the accuracy of the model on labelled images, 0 to 1."""
     model.eval()
     predictions = torch.cat([model(batch).argmax(dim=-1) for batch in images.split(256)])
     return (predictions == labels).float().mean().item()
 
 
 def train(epochs: int, seed: int) -> tuple[torch.nn.Module, float, int]:
-    """Train from scratch; return the model, its accuracy on the held-out glyphs and how many those are."""
+    """Train from scratch; return the model, its accuracy on the held-out glyphs, and the number of these glyphs."""
     torch.manual_seed(seed)
-    torch.set_num_threads(1)  # the same order of summation on every machine
+    torch.set_num_threads(1)  # for the same order of summation on every machine
     splits = load_splits("glyphs")
     images, labels = as_tensors(splits["train"])
     model = ViT(**CONSTRUCTOR)

@@ -1,16 +1,16 @@
-"""Open public checkpoints of every source and compare outputs at every stage, and pixels, with their own package.
+"""Open public checkpoints of every source, and compare pixels and outputs at every stage with the original package.
 
     python examples/verify_public_checkpoints.py --list
     python examples/verify_public_checkpoints.py --only 'timm/vit_*' --out public.md
     python examples/verify_public_checkpoints.py --checkpoint transformers=my/vit --checkpoint torchvision=vit.pth
 
-The first run of a checkpoint downloads it, into the cache of its own package. Both models see one image, prepared by
-the source's own code (Google's `.npz`, whose code is no torch program, by ours and compared with timm). A checkpoint
-passes when no stage differs by more than 1e-5 of its largest value and the image processor prepares the same pixels.
-The exit code is 1 as soon as one differs or cannot be opened; the others are checked all the same.
+The first run downloads a checkpoint into the cache of its package. Both models see the same image, prepared by the
+source's own code. (Google's code for `.npz` files does not use torch: plain-vit prepares the image, and timm's outputs
+are compared.) A checkpoint passes if no stage differs by more than 1e-5 of its largest value and the image processor
+gives the same pixels. The exit code is 1 if any checkpoint differs or cannot be opened; all are checked.
 
-Known: lucidrains publishes no weights for vit-pytorch; your own is taken by
-`--checkpoint vit_pytorch=FILE,num_attention_heads=8,image_size=256,patch_size=32`. What is given after the path are
+There are no public weights for vit-pytorch. Check your own with
+`--checkpoint vit_pytorch=FILE,num_attention_heads=8,image_size=256,patch_size=32`; the settings after the path are
 arguments of `plain_vit.conversion.from_checkpoint`.
 """
 
@@ -83,10 +83,10 @@ class Entry:
     """One checkpoint.
 
     Args:
-        source: Which package it is of, one of `PEERS`.
-        name: Hub id, weights of torchvision, or path below storage.googleapis.com; for one of your own its path.
-        hints: What the checkpoint does not say, as arguments of `from_checkpoint`.
-        local: It is a path.
+        source: Package of the checkpoint, one of `PEERS`.
+        name: Hub id, torchvision weights, or path below storage.googleapis.com; a local path if it is your own.
+        hints: Settings that the checkpoint does not store, as arguments of `from_checkpoint`.
+        local: Whether `name` is a local path.
     """
 
     source: str
@@ -95,7 +95,7 @@ class Entry:
     local: bool = False
 
 
-# The last Google file is a SimpleViT; no torch package has that or the models with a pre-training head.
+# The last Google file is a SimpleViT; no torch package supports it or the models with a pre-training head.
 ENTRIES = [
     *(Entry("timm", f"timm/{name}") for name in TIMM.split()),
     *(Entry("transformers", name) for name in TRANSFORMERS.split()),
@@ -106,7 +106,7 @@ ENTRIES = [
 
 @dataclass(frozen=True)
 class Row:
-    """Result for one checkpoint: the largest relative difference at any stage, and the largest of the pixels."""
+    """Result for one checkpoint: the largest relative difference over all stages, and the largest pixel difference."""
 
     entry: Entry
     verdict: str
@@ -116,17 +116,17 @@ class Row:
 
     @property
     def passed(self) -> bool:
-        """Whether the checkpoint passes."""
+        """Return whether the checkpoint passes."""
         return self.verdict in ("same", "opens")
 
 
-# Each package's own model of a checkpoint, and its preprocessing of an image to (C, H, W) in float32
+# The original package's model for a checkpoint, and its preprocessing of an image to (C, H, W) in float32
 
 Peer = tuple[nn.Module, Callable[[Image.Image], torch.Tensor] | None]
 
 
 def peer_of_timm(place: str, converted: Converted) -> Peer:
-    """Create timm's model of a folder or Hub repository."""
+    """Create timm's model from a folder or Hub repository."""
     with needs("timm"):
         import timm
         from timm.data import create_transform, resolve_data_config
@@ -136,13 +136,13 @@ def peer_of_timm(place: str, converted: Converted) -> Peer:
 
 
 def peer_of_transformers(place: str, converted: Converted) -> Peer:
-    """Load the class that the checkpoint was saved from, or its supported part."""
+    """Load a checkpoint into the transformers class that saved it, or the supported part of that class."""
     import transformers
 
     from plain_vit.conversion.sources.transformers.families import CONTAINERS
 
     named = transformers.AutoConfig.from_pretrained(place).architectures[0]
-    if named == "CLIPModel":  # its vision tower and projection have their own class
+    if named == "CLIPModel":  # vision tower and projection have a class of their own
         whole = transformers.CLIPModel.from_pretrained(place)
         tower: Any = whole.config.vision_config
         tower.projection_dim = whole.config.projection_dim
@@ -155,13 +155,13 @@ def peer_of_transformers(place: str, converted: Converted) -> Peer:
         module = getattr(transformers, str(converted.report.layout).split()[0]).from_pretrained(place)
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(place)
-    except (OSError, ValueError):  # the folder has none
+    except (OSError, ValueError):  # the folder has no image processor
         return module, None
     return module, lambda image: processor(image, return_tensors="pt")["pixel_values"][0]
 
 
 def peer_of_torchvision(place: str, converted: Converted) -> Peer:
-    """Build torchvision's model: by name for published weights, else from the config found for ours."""
+    """Build torchvision's model: by name for published weights, otherwise from the converted config."""
     from torchvision.models import get_weight, vision_transformer
 
     published = [
@@ -181,14 +181,14 @@ def peer_of_torchvision(place: str, converted: Converted) -> Peer:
 
 
 def peer_of_google(place: str, converted: Converted) -> Peer:
-    """Load the file with timm's own loader into timm's model of the same configuration."""
+    """Build timm's model with the same configuration, and load the file with timm's own loader."""
     module = FORMATS["timm"].build_module(converted.report.config, None)
     cast(Any, module).load_pretrained(place)
     return module, None
 
 
 def peer_of_vit_pytorch(place: str, converted: Converted) -> Peer:
-    """Build vit-pytorch's model from the config found for ours, and load the state dict."""
+    """Build vit-pytorch's model from the converted config, and load the state dict."""
     module = FORMATS["vit_pytorch"].build_module(converted.report.config, converted.report.layout)
     module.load_state_dict(torch.load(place, weights_only=True))
     return module, None
@@ -204,7 +204,7 @@ PEERS: dict[str, Callable[[str, Converted], Peer]] = {
 
 
 def fetch(entry: Entry) -> tuple[str, dict[str, Any]]:
-    """Return the path or Hub id of a checkpoint, and its hints; files outside repositories are downloaded."""
+    """Return the path or Hub id of a checkpoint and its hints; download files that are not in a Hub repository."""
     if entry.local or entry.source in ("timm", "transformers"):
         return entry.name, entry.hints
     hints = entry.hints
@@ -223,7 +223,7 @@ def fetch(entry: Entry) -> tuple[str, dict[str, Any]]:
 
 
 def check(entry: Entry, image: Image.Image) -> Row:
-    """Open one checkpoint and compare it with its own package."""
+    """Open one checkpoint, and compare it with its original package."""
     place, hints = fetch(entry)
     converted = from_checkpoint(place, format=entry.source, **hints)
     try:
@@ -244,7 +244,7 @@ def check(entry: Entry, image: Image.Image) -> Row:
 
 
 def synthetic_image() -> Image.Image:
-    """Return an image with smooth and rough parts, whose sides no crop divides."""
+    """Return an image with smooth and rough parts, whose sides are not multiples of any crop."""
     rows, columns = np.mgrid[0:389, 0:523]
     noise = np.random.default_rng(0).integers(0, 64, (389, 523))
     levels = [127 + 96 * np.sin(rows / 17 + columns / 29), columns * 191 / 523 + noise, rows * 255 / 389]
@@ -252,7 +252,7 @@ def synthetic_image() -> Image.Image:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Write the rows as Markdown, under the date and the versions."""
+    """Format the rows as a Markdown table, below the date and the versions."""
     packages = ("plain-vit", "torch", "transformers", "timm", "torchvision", "vit-pytorch")
     versions = ", ".join(f"{name} {version_of(name)}" for name in packages)
     lines = [
@@ -278,7 +278,7 @@ def version_of(package: str) -> str:
 
 
 def local_entry(text: str) -> Entry:
-    """Read SOURCE=PATH[,hint=value...]."""
+    """Parse SOURCE=PATH[,hint=value...]."""
     (source, name), *hints = (part.partition("=")[::2] for part in text.split(","))
     if source not in PEERS or not name:
         raise argparse.ArgumentTypeError(f"{text!r}: expected SOURCE=PATH with SOURCE one of {', '.join(PEERS)}")
@@ -286,7 +286,7 @@ def local_entry(text: str) -> Entry:
 
 
 def value_of(text: str) -> Any:
-    """Read a number, a size (224x192), or a word."""
+    """Parse a number, a size (224x192), or a word."""
     for read in (size, float):
         try:
             return read(text)

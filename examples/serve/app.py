@@ -5,9 +5,9 @@
     curl -F image=@cat.jpg -F image=@dog.jpg 'http://127.0.0.1:8000/predict?top=3'
     curl -H 'Content-Type: image/jpeg' --data-binary @cat.jpg http://127.0.0.1:8000/predict
 
-One process holds one model. A request is refused with 503 before its body is read if `max_requests` others are not
-answered yet. Otherwise its images are read, decoded by threads, the smallest first, and queued; one thread runs the
-model on batches of whatever is queued, from one request or many. Each of these steps has a limit in time and size.
+Each process serves one model. While `max_requests` requests are in progress, others are refused with 503 before their
+bodies are read. Otherwise the images of a request are read, decoded by threads (the smallest first), and queued; one
+thread runs the model on batches of queued images, from one request or many. Each step has a limit in time and size.
 """
 
 import argparse
@@ -57,15 +57,15 @@ with needs("plain-vit[serve]", script=__name__ == "__main__"):
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# Formats in which nothing else is nested, so that the size in the header is what is decoded. Pillow opens many more,
-# among them PostScript, which it hands to another program.
+# Formats without nested files, so the size in the header is the size that is decoded. Pillow opens many more, including
+# PostScript, which it passes to another program.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-MOST_SCANS = 100  # of a progressive JPEG, whose pixels are all gone through for each; encoders write about 10
-MOST_TEXT = 4_000_000  # bytes of text in a PNG, decompressed where its header is read; Pillow takes 16 times as much
-LONGEST_NAME = 100  # characters of a client's file name that an answer repeats
-LINGER = 5.0  # seconds in which the rest of a refused request is read and forgotten
-ACCEPTED_AT_ONCE = 8  # connections that asyncio opens before any of them can be closed
-WAITING = 1024  # connections that the system holds until they are accepted
+MOST_SCANS = 100  # of a progressive JPEG; each scan goes through all pixels; encoders write about 10
+MOST_TEXT = 4_000_000  # bytes of text in a PNG, decompressed with its header; Pillow allows 16 times as much
+LONGEST_NAME = 100  # characters of a client's file name to repeat in a response
+LINGER = 5.0  # seconds during which the rest of a refused request is read and discarded
+ACCEPTED_AT_ONCE = 8  # connections that asyncio accepts before any of them can be closed
+WAITING = 1024  # connections that the system queues until they are accepted
 FORM, BYTES = "multipart/form-data", "application/octet-stream"
 IMAGE = {"type": "string", "format": "binary"}
 BODY = {FORM: {"schema": {"properties": {"image": {"type": "array", "items": IMAGE}}}}, "image/*": {"schema": IMAGE}}
@@ -78,7 +78,7 @@ def limit(default: float, meaning: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the service takes; each is an option on the command line."""
+    """Limits of the service; each is an option on the command line."""
 
     max_connections: int = limit(1000, "connections; beyond, or where descriptors end, the one idle longest is closed")
     max_head_seconds: float = limit(10.0, "seconds in which the headers of a request have to arrive")
@@ -109,15 +109,15 @@ class Limits:
 
 
 class BadImage(Exception):
-    """An image that the service does not classify, with the reason."""
+    """Raised for an image that the service cannot classify, with the reason."""
 
 
 class Classifier:
     """The graph of an exported folder, with its image processor and labels.
 
     Args:
-        folder: As `plain-vit export --to onnx` writes it: `onnx/model.onnx` and the two configs.
-        threads: Threads of the graph.
+        folder: Folder written by `plain-vit export --to onnx`: `onnx/model.onnx` and the two configs.
+        threads: Number of threads that run the graph.
     """
 
     def __init__(self, folder: Path, threads: int):
@@ -129,7 +129,7 @@ class Classifier:
         self.name = folder.resolve().name
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        # Threads that spin while they wait take the cores from the decoders: measured, half of all time.
+        # Threads that spin while waiting take half of the CPU time from the decoders (measured).
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self.config: Any = AutoConfig.from_pretrained(folder)
@@ -138,13 +138,13 @@ class Classifier:
             self.input_shape = self._check()
         except CheckpointError:
             raise
-        except Exception as error:  # onnxruntime's errors have no class in common
+        except Exception as error:  # onnxruntime's errors have no common base class
             raise CheckpointError(
                 f"{folder} cannot be served ({type(error).__name__}: {error}): export the model again"
             ) from error
 
     def _check(self) -> tuple[int, ...]:
-        """Return the shape of one image, after a first run on a wide and a tall one."""
+        """Run the graph on a wide and a tall image, and return the shape of one preprocessed image."""
         names = [one.name for one in self.session.get_inputs()]
         if names != ["pixel_values"]:
             raise CheckpointError(f"the graph takes {names}: expected ['pixel_values'], of a classifier of images")
@@ -163,21 +163,21 @@ class Classifier:
         return wide.shape
 
     def measure(self, data: bytes, max_pixels: int) -> int:
-        """Return the pixels of an image file, as sent or as resized, from its header; 0 for one that `read` refuses."""
+        """Return the pixel count of an image file, as sent or resized, from its header; 0 if `read` will refuse it."""
         try:
             with Image.open(BytesIO(data), formats=FORMATS) as image:
                 pixels = max(image.height * image.width, math.prod(self.resized(image.height, image.width)))
                 return pixels if pixels <= max_pixels else 0
         except MemoryError:
             raise
-        except Exception:  # as many classes as there are ways to be broken; `read` meets it again, and names it
+        except Exception:  # broken files raise many classes of errors; `read` reports them
             return 0
 
     def read(self, name: str, data: bytes, max_pixels: int) -> np.ndarray:
         """Decode and preprocess one image file to (C, H, W).
 
         Raises:
-            BadImage: It is no image, broken, or too large; the message names it.
+            BadImage: The file is not an image, broken, or too large; the message names it.
         """
         try:
             with Image.open(BytesIO(data), formats=FORMATS) as image:
@@ -197,15 +197,15 @@ class Classifier:
             raise BadImage(f"{name} begins with {data[:8]!r}, like no image: expected a file of {known}") from None
         except MemoryError:
             raise
-        except Exception as error:  # the decoders raise errors of many classes on broken files
+        except Exception as error:  # decoders raise many classes of errors for broken files
             reason = printable(f"{type(error).__name__}: {error}")[:LONGEST_NAME]
             raise BadImage(f"{name} is broken ({reason}): expected a whole image file") from error
 
     def check_resized(self, height: int, width: int, max_pixels: int) -> None:
-        """Refuse an image that the image processor enlarges, as a thin one before its centre is cropped.
+        """Refuse an image that the image processor would enlarge too much, such as a thin one before the centre crop.
 
         Raises:
-            BadImage: It would have too many pixels.
+            BadImage: The resized image would have too many pixels.
         """
         try:
             sides = self.resized(height, width)
@@ -218,12 +218,12 @@ class Classifier:
             )
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width to which the image processor resizes an image, before it crops."""
+        """Return the height and width to which the image processor resizes an image before cropping."""
         processor = self.image_processor
         return processor._resized_sides(height, width, processor.size) if processor.do_resize else (height, width)
 
     def pixels_of(self, image: Image.Image) -> np.ndarray:
-        """Preprocess as transformers' pipeline does: upright and in RGB before the image processor."""
+        """Preprocess an image as transformers' pipeline does: upright and in RGB before the image processor."""
         return self.processed(load_image(image))
 
     def processed(self, image: Image.Image) -> np.ndarray:
@@ -242,23 +242,23 @@ class Classifier:
 
 
 class Decoders:
-    """Threads that decode images, the smallest first, and count the pixels of those in work and in the queue.
+    """Threads that decode images, the smallest first, within a limit on the pixels that are queued or being decoded.
 
-    A decoder cannot be stopped: where the client has gone, its pixels count until it ends.
+    Decoding cannot be cancelled: if the client disconnects, its pixels count until the decoder finishes.
 
     Args:
-        max_pixels: Pixels of all images that are taken at a time.
+        max_pixels: Limit of the pixels of all images together.
     """
 
     def __init__(self, max_pixels: int):
         self.free = max_pixels
         self.idle = os.cpu_count() or 1
         self.threads = ThreadPoolExecutor(self.idle, "decoder")
-        self.numbers = itertools.count()  # images of one size take turns as they came
+        self.numbers = itertools.count()  # images of equal size are decoded in order of arrival
         self.queue: list[tuple[int, int, asyncio.Future[np.ndarray], Callable[[], np.ndarray]]] = []
 
     def submit(self, pixels: int, decode: Callable[[], np.ndarray]) -> "asyncio.Future[np.ndarray]":
-        """Queue an image. The queue forgets it where the future is cancelled."""
+        """Queue an image; it leaves the queue if the future is cancelled."""
         image: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
         image.add_done_callback(self._forget)
         self.free -= pixels
@@ -297,12 +297,12 @@ class Decoders:
 class Batches:
     """A queue of single images, and the loop that runs the model on batches of them.
 
-    The queue needs no length of its own: it holds at most `max_images` images of each of `max_requests` requests.
+    The queue needs no limit of its own: it holds at most `max_images` images of each of `max_requests` requests.
 
     Args:
-        run: Computes the scores of a list of images; called in one thread.
-        max_batch: Images in a batch.
-        max_wait: Seconds to wait for a batch to fill; 0 takes what is queued.
+        run: Computes the scores of a list of images; always called in the same thread.
+        max_batch: Maximum number of images in a batch.
+        max_wait: Seconds to wait for a batch to fill; 0 takes the images that are queued.
     """
 
     def __init__(self, run: Callable[[list[np.ndarray]], np.ndarray], max_batch: int, max_wait: float):
@@ -312,7 +312,7 @@ class Batches:
         self.counts: Counter[str] = Counter(images=0, batches=0)
 
     async def scores(self, pixels: np.ndarray) -> np.ndarray:
-        """Return the scores of one image; where the caller is cancelled in the queue, it is not computed."""
+        """Return the scores of one image; if the caller is cancelled while queued, the image is skipped."""
         scores: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
         self.queue.put_nowait((pixels, scores))
         return await scores
@@ -338,7 +338,7 @@ class Batches:
             log.exception("the model failed on a batch of %d images", len(batch))
             found = [error] * len(batch)
         for (_, scores), result in zip(batch, found, strict=True):
-            if scores.done():  # its client has gone
+            if scores.done():  # the client has disconnected
                 continue
             if isinstance(result, Exception):
                 scores.set_exception(result)
@@ -357,33 +357,33 @@ class Prediction(BaseModel):
 
 
 class Options(BaseModel, extra="forbid"):
-    """The options of a prediction, in the query string."""
+    """Options of a prediction, from the query string."""
 
     top: int = Field(5, ge=1, description="number of labels, the likeliest first")
 
 
 class Service:
-    """Takes requests, within the limits."""
+    """Handles requests within the limits."""
 
     def __init__(self, classifier: Classifier, limits: Limits):
         self.classifier, self.limits = classifier, limits
         self.batches = Batches(classifier.scores, limits.max_batch, limits.max_wait)
         self.decoders = Decoders(limits.max_queued_pixels)
         self.headers = ThreadPoolExecutor(1, "headers")
-        self.held = 0  # requests accepted and not answered yet
+        self.held = 0  # requests accepted but not answered yet
         self.counts: Counter[str] = Counter(accepted=0, answered=0, rejected=0, postponed=0, abandoned=0, refused=0)
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[dict[str, Any]]:
-        """Run the batches from before the first request until after the last, for which uvicorn waits."""
+        """Run the batch loop from before the first request until after the last, for which uvicorn waits."""
         loop = asyncio.create_task(self.batches.run_forever())
-        yield {"limits": self.limits}  # what each `Connection` goes by
+        yield {"limits": self.limits}  # read by each `Connection`
         loop.cancel()
         self.decoders.threads.shutdown()
         log.info("Served: %s", ", ".join(f"{count} {name}" for name, count in self.counts.items()))
 
     async def predict(self, request: Request, options: Annotated[Options, Query()]) -> Any:
-        """Classify the images of a form, or the one image that is the body."""
+        """Classify the images of a form, or the single image in the body."""
         if self.held >= self.limits.max_requests:
             self.counts["refused"] += 1
             raise busy(f"{self.held} requests are in work, which is the limit")
@@ -402,7 +402,7 @@ class Service:
             raise
         except ClientDisconnect:
             outcome = "abandoned"
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # nobody receives it
         finally:
             self.held -= 1
             self.counts[outcome] += 1
@@ -429,7 +429,7 @@ class Service:
         return [self._prediction(name, scores, top) for (name, _), scores in zip(files, work.result(), strict=True)]
 
     async def _classify(self, files: list[tuple[str, bytes]]) -> list[np.ndarray]:
-        """Return the scores of each image; one error lists all those that are refused."""
+        """Return the scores of each image; one error lists all refused images."""
         loop, most = asyncio.get_running_loop(), self.limits.max_pixels
         sizes = await loop.run_in_executor(
             self.headers, lambda: [self.classifier.measure(data, most) for _, data in files]
@@ -447,10 +447,10 @@ class Service:
         return await asyncio.gather(*(self.batches.scores(image) for image in images if isinstance(image, np.ndarray)))
 
     def _check_pixels(self, pixels: int) -> None:
-        """Refuse a request that takes more than half of the pixels that are free: there is always room for small ones.
+        """Refuse a request that would take more than half of the free pixels, to leave room for small requests.
 
         Raises:
-            HTTPException: It has too many pixels, for now or for ever.
+            HTTPException: The request has too many pixels, at the moment (503) or in any case (422).
         """
         if pixels > (most := self.limits.max_queued_pixels // 2):
             raise HTTPException(
@@ -467,18 +467,18 @@ class Service:
         return Prediction(file=name, labels=[Label(label=names[int(n)], score=float(scores[n])) for n in best])
 
     async def live(self) -> dict[str, str]:
-        """Say that the process answers."""
+        """Report that the process is alive."""
         return {"status": "live"}
 
     async def ready(self, response: Response) -> dict[str, str]:
-        """Say whether a request would be accepted now."""
+        """Report whether a request would be accepted now."""
         if self.held < self.limits.max_requests:
             return {"status": "ready"}
         response.status_code = 503
         return {"status": "busy"}
 
     async def info(self) -> dict[str, Any]:
-        """Describe the model, its image processor, the limits, and what was served so far."""
+        """Describe the model, its image processor, the limits, and the requests served so far."""
         return {
             "model": self.classifier.name,
             "labels": len(self.classifier.config.id2label),
@@ -495,11 +495,11 @@ def busy(reason: str) -> HTTPException:
 
 
 class BoundedRequest(Request):
-    """A request whose body is read only as far as a limit, whether its length is declared or not.
+    """A request whose body is read only up to a limit, whether or not its length is declared.
 
     Args:
-        request: The request, not read yet.
-        max_body: Bytes.
+        request: The request, before its body is read.
+        max_body: Limit in bytes.
     """
 
     def __init__(self, request: Request, max_body: int):
@@ -507,10 +507,10 @@ class BoundedRequest(Request):
         self.max_body = max_body
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body; every other way of reading it comes here.
+        """Yield the body; all other methods that read the body call this one.
 
         Raises:
-            HTTPException: It is too long.
+            HTTPException: The body is too long.
         """
         self._check(int(self.headers.get("content-length", 0)))
         length = 0
@@ -525,10 +525,10 @@ class BoundedRequest(Request):
 
 
 class WholeForm(MultiPartParser):
-    """A parser of forms that knows whether the end was seen; the last file of one that breaks off is left out."""
+    """A form parser that records whether it saw the end; a truncated form lacks its last file."""
 
     whole = False
-    spool_max_size = sys.maxsize  # bytes of a file before it goes to the disk, with a descriptor; the body is bounded
+    spool_max_size = sys.maxsize  # never spool files to disk, which takes descriptors; the body is limited
 
     def on_end(self) -> None:
         self.whole = True
@@ -538,7 +538,7 @@ async def read_files(request: Request, max_images: int) -> list[tuple[str, bytes
     """Return the names and contents of the images of a request.
 
     Raises:
-        HTTPException: What was sent is not images, too many of them, or none.
+        HTTPException: The body does not hold images, or holds too many or none.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == FORM:
@@ -554,7 +554,7 @@ async def read_form(request: Request, max_images: int) -> list[tuple[str, bytes]
     parser = WholeForm(request.headers, request.stream(), max_files=max_images, max_fields=max_images)
     try:
         form = await parser.parse()
-    except (MultiPartException, FormParserError) as error:  # the latter by older releases of Starlette
+    except (MultiPartException, FormParserError) as error:  # older releases of Starlette raise the latter
         reason = printable(str(error))[:LONGEST_NAME]
         raise HTTPException(400, f"the form cannot be read ({reason}): expected {FORM} of files") from error
     try:
@@ -575,16 +575,16 @@ async def read_form(request: Request, max_images: int) -> list[tuple[str, bytes]
 
 
 async def disconnected(request: Request) -> None:
-    """Return when the client of a request that was read has gone."""
+    """Wait until the client of a fully read request disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 class Gate:
-    """Refuses requests with two lengths, and reads the rest of one that was answered before it had come whole.
+    """Refuse requests with two lengths, and read the rest of a request that was answered before it fully arrived.
 
-    The answer is there, but not yet its end, after which the connection may be closed: what is still sent to a closed
-    connection resets it, and a client that sends before it listens would see the reset instead of the answer.
+    Meanwhile the end of the response is held back, as the connection may be closed after it. Data sent to a closed
+    connection resets it, and a client that sends everything before it reads would see the reset, not the response.
     """
 
     def __init__(self, app: ASGIApp):
@@ -620,13 +620,13 @@ class Gate:
 
 
 class Connection(H11Protocol):
-    """A connection that has to bring its requests in time, and gives way to others where there are too many.
+    """A connection that must send its requests in time, and is closed in favour of others if there are too many.
 
-    uvicorn sets no time for headers, and accepts connections until the descriptors of the process are used up.
+    uvicorn has no timeout for headers, and accepts connections until the process runs out of file descriptors.
     """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for a request; where there are too many connections, close the one that has waited longest."""
+        """Start waiting for a request; if there are too many connections, close the one that has been idle longest."""
         self.refused = False
         self.phase: object = None
         self.timer = self.loop.call_later(0, int)
@@ -638,16 +638,16 @@ class Connection(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits for its answer; one that is answered may still be sent."""
+        """Return whether no request is waiting for its response; a response may still be being sent."""
         return self.refused or self.cycle is None or self.cycle.response_started
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sends, unless it was refused."""
+        """Process data from the client, unless it was refused."""
         if not self.refused:
             super().data_received(data)
 
     def handle_events(self) -> None:
-        """Take requests and their bodies."""
+        """Process requests and their bodies."""
         super().handle_events()
         self._watch()
 
@@ -662,8 +662,8 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, and let the client read that before the connection is closed."""
-        answered = self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE)  # before the rest of its request came
+        """Refuse data that is not HTTP, and let the client read the response before the connection is closed."""
+        answered = self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE)  # before the whole request arrived
         self.refused = True
         if self.cycle is not None:
             self.cycle.disconnected = True
@@ -675,21 +675,21 @@ class Connection(H11Protocol):
         self._watch()
 
     def shutdown(self) -> None:
-        """End the connection with the server, or after its answer."""
+        """Close the connection when the server stops, or after its current response."""
         if self.refused:
             self.transport.abort()
         else:
             super().shutdown()
 
     def leave(self, status: int = 408) -> None:
-        """Close the connection at once; say why, if it has begun a request or never had a chance to."""
+        """Close the connection at once; send the reason if it has begun a request or never had the chance to."""
         self.connections.discard(self)
         if not self.refused and self.conn.our_state is h11.IDLE and (status == 503 or self.conn.trailing_data[0]):
             self._say(status, "the headers did not arrive in time, or others needed the connection: send them at once")
         self.transport.abort()
 
     def _watch(self) -> None:
-        """Set the time for what begins now: headers, or a request and its answer, or the rest of what was refused."""
+        """Set the timeout of the phase that starts: headers, request and response, or the rest of a refused request."""
         limits = self.app_state["limits"]
         answering = self.cycle is not None and not self.cycle.response_complete
         if self.phase == (phase := (self.refused, answering, id(self.cycle))):
@@ -707,26 +707,26 @@ class Connection(H11Protocol):
 
 
 class Listener(socket.socket):
-    """A socket of which asyncio accepts few connections at once, while the system lets many wait."""
+    """A socket from which asyncio accepts few connections at once, while the system queues many."""
 
     def listen(self, backlog: int = WAITING) -> None:
-        """Listen; `backlog` is how many asyncio accepts at once."""
+        """Listen with a long queue; asyncio uses `backlog` as the number of connections to accept at once."""
         super().listen(WAITING)
 
 
 def affordable_connections() -> int:
-    """Return how many connections the descriptors of this process allow, beside the files that are open."""
+    """Return how many connections the file descriptors of this process allow, besides its open files."""
     if sys.platform == "win32":
         return sys.maxsize
     import resource
 
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Accepted, told to the protocol, closed: each is a turn of the loop, in each of which more are accepted.
+    # Accepting, notifying the protocol and closing each take a turn of the loop, in which more are accepted.
     return most - psutil.Process().num_fds() - 4 * ACCEPTED_AT_ONCE - 16
 
 
 def build_app(classifier: Classifier, limits: Limits, docs: bool = False) -> FastAPI:
-    """Return the application for uvicorn; `docs` adds pages that describe it, which load scripts from elsewhere."""
+    """Return the application for uvicorn; `docs` adds API pages, which load scripts from other hosts."""
     service = Service(classifier, limits)
     pages: dict[str, Any] = {} if docs else {"docs_url": None, "redoc_url": None, "openapi_url": None}
     app = FastAPI(title="plain-vit", lifespan=service.lifespan, **pages)
@@ -740,7 +740,7 @@ def build_app(classifier: Classifier, limits: Limits, docs: bool = False) -> Fas
 
 
 def read_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """Return the parser and the arguments of the command line, with the limits as one of them."""
+    """Return the parser and the command-line arguments, including the limits as one object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder that `plain-vit export --to onnx` wrote")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others see only this machine's")
@@ -761,8 +761,8 @@ def read_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
 def main() -> None:
     parser, arguments = read_arguments()
     limits: Limits = arguments.limits
-    torch.set_num_threads(1)  # images are prepared side by side, each in its thread
-    Image.MAX_IMAGE_PIXELS = None  # `max_pixels` takes its place
+    torch.set_num_threads(1)  # images are preprocessed in parallel, each in its own thread
+    Image.MAX_IMAGE_PIXELS = None  # `max_pixels` replaces it
     PngImagePlugin.MAX_TEXT_MEMORY = MOST_TEXT
     try:
         classifier = Classifier(arguments.folder, arguments.threads)
@@ -772,7 +772,7 @@ def main() -> None:
         limits = replace(limits, max_connections=max(1, min(limits.max_connections, affordable_connections())))
     except ValueError as error:
         parser.error(str(error))
-    # h11 whether or not httptools is installed: what happens to refused and abandoned requests depends on it.
+    # Use h11 even if httptools is installed: the handling of refused and abandoned requests depends on it.
     config = uvicorn.Config(
         build_app(classifier, limits, arguments.docs),
         host=arguments.host,

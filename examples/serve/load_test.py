@@ -1,11 +1,12 @@
-"""Load a running server from this machine and print what became of every request.
+"""Load-test a running server from this machine, and print the outcome of all requests.
 
     python examples/serve/app.py OUT &
     python examples/serve/load_test.py 127.0.0.1:8000 examples/space/images/*.png
 
-First each image is sent alone: later answers are compared with these. Then clients that send one request after the
-other (closed loop) keep the server busy. The open loops start requests at even times, whether or not earlier ones are
-answered, at half, once and ten times the rate that the busy server answered. Memory is the server's, after each load.
+First, each image is sent alone; later answers are compared with these answers. Then clients that each send one request
+after the other (closed loop) keep the server busy. The open loops start requests at regular intervals, whether or not
+earlier ones are answered: at half, once and ten times the rate of the closed loop. Memory is that of the server, after
+each load.
 """
 
 import argparse
@@ -21,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-TOLERANCE = 1e-4  # of a score: sums in a batch of another size are rounded differently
+TOLERANCE = 1e-4  # of a score: rounding differs with the batch size
 LONGEST = 60.0  # seconds until a request counts as failed
-MOST_OPEN = 500  # connections of the client, which has other limits than the server
+MOST_OPEN = 500  # open connections of the client, whose limits differ from the server's
 HEADINGS = (
     "load",
     "due/s",
@@ -40,9 +41,9 @@ HEADINGS = (
 
 
 async def exchange(address: str, head: str, body: bytes = b"") -> tuple[int, Any]:
-    """Send one request on a connection of its own; return the status and the JSON of the answer.
+    """Send one request on its own connection; return the status and the JSON of the response.
 
-    A general client spends more on a request than the server does, and shares its cores.
+    A general HTTP client would spend more time on a request than the server, on the same cores.
     """
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -57,7 +58,7 @@ async def exchange(address: str, head: str, body: bytes = b"") -> tuple[int, Any
 
 
 class LoadTest:
-    """Sends images in turn, and counts what becomes of the requests.
+    """Sends images in turn, and counts the outcomes of the requests.
 
     Args:
         address: Host and port of the server.
@@ -72,7 +73,7 @@ class LoadTest:
         self.latencies: list[float] = []
 
     async def send(self) -> None:
-        """Send the next image, and count what becomes of it."""
+        """Send the next image, and count the outcome."""
         self.outcomes["sent"] += 1
         turn, start = next(self.turns), time.perf_counter()
         try:
@@ -90,14 +91,14 @@ class LoadTest:
         self.outcomes["answered" if same else "wrong"] += 1
 
     async def alone(self) -> None:
-        """Send each image alone, and keep the answers."""
+        """Send each image alone, and store the answers."""
         for _ in self.contents:
             await self.send()
         if len(self.expected) < len(self.contents):
             raise SystemExit(f"{dict(self.outcomes)}: give images and an address that are answered")
 
     async def closed_loop(self, clients: int, seconds: float) -> None:
-        """Let so many clients send one request after the other."""
+        """Let this many clients each send one request after the other."""
         end = time.perf_counter() + seconds
 
         async def client() -> None:
@@ -107,7 +108,7 @@ class LoadTest:
         await asyncio.gather(*(client() for _ in range(clients)))
 
     async def open_loop(self, rate: float, seconds: float) -> None:
-        """Start requests at even times, as far as this process keeps up."""
+        """Start requests at regular intervals, as far as this process keeps up."""
         start, free = time.perf_counter(), asyncio.Semaphore(MOST_OPEN)
         async with asyncio.TaskGroup() as tasks:
             for number in range(round(rate * seconds)):
@@ -118,7 +119,7 @@ class LoadTest:
                 tasks.create_task(self.send()).add_done_callback(lambda _: free.release())
 
     async def measured(self, name: str, rate: float, load: Coroutine[Any, Any, None]) -> tuple[Any, ...]:
-        """Await a load; return its row of the table."""
+        """Run a load; return its row of the table."""
         self.outcomes.clear()
         self.latencies.clear()
         start = time.perf_counter()
@@ -131,7 +132,7 @@ class LoadTest:
 
 
 async def rows_of(address: str, paths: list[Path], clients: int, seconds: float) -> AsyncIterator[tuple[Any, ...]]:
-    """Run every load one after the other; yield a row for each."""
+    """Run all loads, one after the other; yield a row for each."""
     test = LoadTest(address, paths)
     yield await test.measured("one by one", math.nan, test.alone())
     busy = await test.measured(f"{clients} clients", math.nan, test.closed_loop(clients, seconds))

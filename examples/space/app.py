@@ -1,9 +1,9 @@
 """Browser demo: classify an image, show the attention over it, compare two checkpoints.
 
-    python examples/space/app.py                   the shipped checkpoint, and the same model before its training
-    python examples/space/app.py FOLDER user/name  models of one's own: folders of plain-vit, or ids on the Hub
+    python examples/space/app.py                   the included checkpoint, and the same model before training
+    python examples/space/app.py FOLDER user/name  your own models: folders of plain-vit, or ids on the Hub
 
-As a Space on the Hub it takes the models from the variable MODELS, separated by blanks; README.md says how to make one.
+As a Space on the Hub, it reads the models from the variable MODELS, separated by spaces; see README.md.
 """
 
 import os
@@ -33,18 +33,18 @@ with needs("plain-vit[space]", script=__name__ == "__main__"):
     from plain_vit.analysis.plots import plot_maps_over_images
 
 HERE = Path(__file__).parent
-# In a checkout the checkpoint is next to this folder; in a Space it is inside, if it was copied there.
+# The checkpoint is next to this folder in a checkout, and inside it in a Space, if it was copied there.
 PLACES = (HERE / "checkpoints", HERE.parent / "checkpoints")
 CHECKPOINTS = next((folder for folder in PLACES if folder.is_dir()), None)
 SHIPPED_HINTS: dict[str, Any] = {
     "num_attention_heads": 4,
     "image_size": 24,
     "patch_size": 4,
-}  # not contained in the file
+}  # not stored in the file
 NOTHING = "nothing"
 TOP = 5
 SHOWN_LABELS = 50
-ROLLOUT = -1  # slider position for all layers together
+ROLLOUT = -1  # slider position for the rollout over all layers
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Shown:
     image_processor: Any
 
     def look(self, image: Image.Image, layer: int) -> tuple[dict[str, float] | str, Figure]:
-        """Return the likeliest labels with their probabilities, or numbers as text; and attention over the image."""
+        """Return the likeliest labels with probabilities (or numbers as text), and the attention over the image."""
         pixels = self.image_processor(image, return_tensors="pt")
         (scores,) = predict(self.model, pixels)
         names: Any = self.model.config.id2label
-        order = np.argsort(scores)[-TOP:]  # of two classes with one name the likelier, which comes last
+        order = np.argsort(scores)[-TOP:]  # of two classes with the same name, the likelier comes last and is kept
         likely: dict[str, float] | str = {names[int(i)]: float(scores[i]) for i in order}
         if self.model.config.problem_type == REGRESSION:
             likely = ", ".join(f"{names[i]} {score:.4g}" for i, score in enumerate(scores))
@@ -73,10 +73,10 @@ class Shown:
 
 
 def load_models(sources: Sequence[str]) -> dict[str, Shown]:
-    """Open the named models, or else the shipped one, trained and untrained.
+    """Open the named models, or else the included one, trained and untrained.
 
     Raises:
-        CheckpointError: None is named, and the shipped one is missing.
+        CheckpointError: No model is named, and the included one is missing.
     """
     if sources:
         opened = {source: from_checkpoint(source) for source in sources}
@@ -98,7 +98,7 @@ def load_models(sources: Sequence[str]) -> dict[str, Shown]:
 
 
 def what_they_know(models: dict[str, Shown]) -> str:
-    """Return what the models answer, as Markdown; those with the same labels together."""
+    """Describe the labels of the models in Markdown; models with the same labels are grouped."""
     together: dict[tuple[str, ...], list[str]] = {}
     for name, shown in models.items():
         names: Any = shown.model.config.id2label
@@ -112,10 +112,10 @@ def what_they_know(models: dict[str, Shown]) -> str:
 
 
 def build(models: dict[str, Shown]) -> gr.Blocks:
-    """Return the page.
+    """Build the page.
 
     Args:
-        models: By the names that the page shows.
+        models: Models by the name that the page shows.
     """
     names = list(models)
 

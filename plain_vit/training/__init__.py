@@ -1,4 +1,4 @@
-"""Parts that the training scripts in `examples/` share: the loop and its tasks, data, optimisation, folders of runs."""
+"""Parts shared by the training scripts in `examples/`: the loop and its tasks, data, optimisation, run folders."""
 
 from .hardware.fast_steps import fast_steps
 

@@ -1,4 +1,4 @@
-"""Options of the training scripts: in groups, from the command line, from a file and from recipes."""
+"""Options of the training scripts, in groups; they are read from the command line, a file and recipes."""
 
 import dataclasses
 import difflib
@@ -25,18 +25,18 @@ from .recipes import RECIPES, describe_recipes, recipe_options
 Options = TypeVar("Options")
 
 
-MOST = 10**9  # of anything that is counted
+MOST = 10**9  # upper limit of every count
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that an option takes, or each number of its list; all are finite.
+    """Range of a numeric option, or of each number in a list; numbers must be finite.
 
     Args:
-        least: The lowest of them.
-        most: The highest of them.
-        text: What an error says was expected.
-        without: Ends that are not among them.
+        least: Lower end.
+        most: Upper end.
+        text: The expected range, as an error describes it.
+        without: Ends that are excluded.
     """
 
     least: float
@@ -48,7 +48,7 @@ class Range:
         return self.least <= value <= self.most and math.isfinite(value) and value not in self.without
 
 
-# The types of options that are numbers.
+# Types of numeric options.
 Count = Annotated[int, Range(1, MOST, f"1 or more, up to {MOST:,}")]
 Natural = Annotated[int, Range(0, MOST, f"0 or more, up to {MOST:,}")]
 Pixels = Annotated[int, Range(1, 2**16, f"1 or more, up to {2**16:,}")]
@@ -66,7 +66,7 @@ Between = Annotated[float, Range(0, 1, "more than 0 and less than 1", without=(0
 
 @cache
 def ranges_of(kind: type) -> dict[str, Range | None]:
-    """Return the range of each option of a script, None for those that are no numbers."""
+    """Return the range of each option of a script; None for an option that is not a number."""
     return {name: _range_in(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
 
 
@@ -78,13 +78,13 @@ def _range_in(hint: Any) -> Range | None:
 
 @dataclass(kw_only=True)
 class Group:
-    """A group of options; those of a script are all checked when they are made, wherever they come from."""
+    """A group of options, checked on construction wherever their values come from."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that are not in the range of their option.
+        """Refuse numbers outside the range of their option.
 
         Raises:
-            TrainingError: There is such a number.
+            TrainingError: A number is out of range.
         """
         kind: Any = type(self)
         for name, numbers in ranges_of(kind).items():
@@ -95,7 +95,7 @@ class Group:
 
 
 class HelpText(str):
-    """The help text of an option, which carries its rules: the parser hands all other metadata to argparse."""
+    """Help text of an option that also carries its rules, as the parser passes all other metadata to argparse."""
 
     needs: str = ""
     excludes: Mapping[str, str] = {}
@@ -108,18 +108,18 @@ def option(
     needs: str = "",
     excludes: Mapping[str, str] = HelpText.excludes,
 ) -> Any:
-    """Declare an option with its help text and its rules, which `check_options` applies if it is not at its default.
+    """Declare an option with its help text and its rules, which `check_options` applies unless it has its default.
 
-    A condition is the name of another option, which holds if that is on, or its name with a value: `schedule=plateau`.
-    It may have several names, `mixup|cutmix`, or several values, `loss=bce|bce_sum`; one of them is enough.
+    A condition is the name of another option, met if that option is on, or a name with a value: `schedule=plateau`.
+    It may list several names, `mixup|cutmix`, or several values, `loss=bce|bce_sum`; one of them is enough.
 
     Args:
         default: The default; without one, the option is required.
         help: The help text.
         needs: Condition without which the option has no effect.
-        excludes: Conditions under which the option is refused, each with the text of the error. In a text, `{names}`
-            stands for the option, or for all that break the same rule, `{value}` for its value, and `{other}` for the
-            value of the other.
+        excludes: Conditions under which the option is refused, each with the text of the error. In the text, `{names}`
+            stands for all options that break the rule, `{value}` for the option's value, and `{other}` for the other
+            option's value.
     """
     text = HelpText(help)
     text.needs, text.excludes = needs, excludes
@@ -128,10 +128,10 @@ def option(
     return field(default=default, metadata={"help": text})
 
 
-RECORDING_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile, which record CUDA graphs
+RECORDING_MODES = ("reduce-overhead", "max-autotune")  # modes of torch.compile that record CUDA graphs
 RECORDS = f"compile_mode={'|'.join(RECORDING_MODES)}"
 
-# Rules of several options.
+# Rules shared by several options.
 NEW_HEAD = {"keep_head": "{names} is for a new head: omit it, or keep_head."}
 OVERWRITTEN = {
     RECORDS: "compile_mode {other} overwrites the gradients of a micro-batch with those of the next: use one per step, "
@@ -158,7 +158,7 @@ def _whole_gradients(what: str) -> dict[str, str]:
 
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
-# How position embeddings are resampled, but for "truncate", which gives patches the positions of other places.
+# How position embeddings are resampled; without "truncate", which gives patches the positions of other patches.
 Initialization = Literal["transformers", "timm", "google", "vit_pytorch"]
 Resampling = Literal[
     "bicubic", "bicubic_antialias", "bicubic_align_corners", "bilinear", "bilinear_antialias", "bilinear_align_corners"
@@ -226,14 +226,14 @@ class ProcessOptions(Group):
 
 @dataclass(kw_only=True)
 class ForwardOptions(ProcessOptions, LabelOptions, ImageOptions, CheckpointOptions):
-    """The images and the model of scripts that do not train it."""
+    """The images and the model, for scripts that only evaluate."""
 
     batch_size: Count = option(256, "images per forward pass, over all processes")
 
 
 @dataclass(kw_only=True)
 class BulkOptions(ProcessOptions, ImageOptions, WeightsOptions):
-    """The images, the model and the output of scripts that run a model over many images."""
+    """The images, the model and the output, for scripts that run a model over many images."""
 
     split: str | None = option(
         None, "split (default: all files of a folder of images, tables or shards; else train, or the only one)"
@@ -327,12 +327,12 @@ class StepOptions(Group):
 
     @property
     def lowest_learning_rate(self) -> float:
-        """Return the learning rate at the end of the schedule for the batch size."""
+        """Return the final learning rate of the schedule for the batch size."""
         return self.min_learning_rate * self._share_of_base
 
     @property
     def lowest_factor(self) -> float:
-        """Return the learning rate at the end of the schedule as a fraction of its peak."""
+        """Return the final learning rate as a fraction of the peak."""
         return self.lowest_learning_rate / self.peak_learning_rate if self.min_learning_rate else 0.0
 
     @property
@@ -621,13 +621,13 @@ class ClassifierOptions(RunOptions, AugmentationOptions, OptimizationOptions, Da
 
 
 def keywords(options: Any, *groups: Any) -> dict[str, Any]:
-    """Return the options of whole groups as keyword arguments."""
+    """Return all options of some groups as keyword arguments."""
     return {each.name: getattr(options, each.name) for group in groups for each in dataclasses.fields(group)}
 
 
 TAKEN_BACK = "default"
 
-# The last one given of each set replaces the others.
+# Of each set, the option given last replaces the others.
 ALTERNATIVES = (frozenset({"epochs", "steps"}), frozenset({"warmup_fraction", "warmup_steps"}))
 
 
@@ -635,7 +635,7 @@ class Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
     """Help formatter that shows defaults and keeps the description's line breaks."""
 
 
-# What a disk says that is full, read-only, foreign or gone, and a path that cannot be.
+# Errors of a disk that is full, read-only, forbidden or gone, and of an invalid path.
 REFUSALS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE,
     errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
@@ -660,12 +660,12 @@ def run_script(run: Callable[[Options], object], kind: type[Options], *, descrip
 
 
 def typed_program() -> str | None:
-    """Return the command that started this script, such as "plain-vit finetune"; None for the script itself."""
+    """Return the command that started this script, such as "plain-vit finetune"; None if it was run as a file."""
     return getattr(sys.modules["__main__"], "PROGRAM", None)
 
 
 def _command_with_hints(arguments: Any) -> list[str]:
-    """Return the command that was typed, with its hints about the model at its end."""
+    """Return the command as typed, with its hints about the model moved to the end."""
     program = typed_program()
     words = program.split() if program else ["python", sys.argv[0]]
     is_hint = False
@@ -678,9 +678,9 @@ def _command_with_hints(arguments: Any) -> list[str]:
 
 
 def _end_with(error: PlainViTError) -> NoReturn:
-    """End with an error in one line.
+    """Exit with an error in one line.
 
-    The summary of torchrun shows what a process wrote into its error file; then only the first process prints the line.
+    Under torchrun, whose summary shows the error file of each process, only the first process prints the line.
     """
     line = f"{type(error).__name__}: {error}"
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
@@ -696,7 +696,7 @@ def _end_with(error: PlainViTError) -> NoReturn:
 def parse_arguments(kind: type[Options], command_line: Sequence[str], *, description: str | None) -> Options:
     """Parse options: recipes, overridden by a YAML file, overridden by the command line.
 
-    `--name default` takes an option of a recipe back.
+    `--name default` resets an option that a recipe sets.
 
     Args:
         kind: the dataclass to fill, made of the groups above.
@@ -735,7 +735,7 @@ def _read_options(path: str) -> dict[str, Any]:
     """Read a YAML file of options.
 
     Raises:
-        TrainingError: It cannot be read, or holds something else.
+        TrainingError: The file cannot be read, or does not hold options.
     """
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -755,7 +755,7 @@ def _refuse_unknown(given: set[str], known: Collection[str]) -> None:
 
 
 def _by_option(words: Sequence[str]) -> dict[str, list[str]]:
-    """Split a command line into options, `--name value ...`; words before the first option belong to none."""
+    """Split a command line into options, `--name value ...`; words before the first option have the name ""."""
     layer: dict[str, list[str]] = {}
     name = ""
     for word in words:
@@ -777,7 +777,7 @@ def _words_of(values: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _with_recipe(layer: dict[str, list[str]], known: Sequence[str]) -> list[dict[str, list[str]]]:
-    """Return the recipes of a layer, each as a layer, and the layer itself."""
+    """Return the recipes of a layer, each as its own layer, followed by the layer itself."""
     return [*(_words_of(recipe_options(name, known)) for name in layer.get("recipe", [])), layer]
 
 
@@ -804,19 +804,19 @@ def _as_text(value: Any) -> str:
 
 
 def idle_options(arguments: Any) -> set[str]:
-    """Return the names of the options that have no effect without others."""
+    """Return the names of the options that have no effect because another option is missing."""
     needs = {each.name: each.metadata["help"].needs for each in dataclasses.fields(arguments)}
     return {name for name, condition in needs.items() if condition and not is_met(condition, arguments)}
 
 
 def check_options(arguments: Any) -> None:
-    """Refuse contradictory options, and options without effect.
+    """Refuse options that contradict each other or have no effect.
 
     Raises:
-        TrainingError: There are such options.
+        TrainingError: Some options do.
     """
     idle = idle_options(arguments)
-    faults: dict[str, list[str]] = {}  # the options that break a rule, by the error
+    faults: dict[str, list[str]] = {}  # error -> the options that break its rule
     for each in dataclasses.fields(arguments):
         if getattr(arguments, each.name) in (each.default, []):
             continue

@@ -1,4 +1,4 @@
-"""What happens to gradients between the backward pass and the step: adaptive clipping, and sharpness-aware steps."""
+"""Changes of gradients between the backward pass and the step: adaptive clipping and sharpness-aware steps."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -11,15 +11,15 @@ from ..system.extras import needs
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
 
-SMALLEST_NORM = 1e-3  # of weights, so that those that begin at zero are trained
+SMALLEST_NORM = 1e-3  # lower bound of weight norms, so that weights initialised to zero are trained
 
 
 def clip_adaptively(parameters: Iterable[nn.Parameter], factor: float) -> None:
-    """Clip the gradient of each unit to a multiple of the norm of its weights (AGC; Brock et al. 2021).
+    """Clip each unit's gradient to a multiple of the norm of its weights (AGC; Brock et al. 2021).
 
     Args:
-        parameters: their first dimension counts the units; one-dimensional ones are one unit.
-        factor: largest norm of a gradient, relative to that of the weights.
+        parameters: parameters with the units as first dimension; a one-dimensional parameter is one unit.
+        factor: largest norm of a gradient, relative to the norm of the weights.
     """
     for parameter in parameters:
         if parameter.grad is not None:
@@ -29,7 +29,7 @@ def clip_adaptively(parameters: Iterable[nn.Parameter], factor: float) -> None:
 
 
 def _norms(values: torch.Tensor) -> torch.Tensor:
-    """Return the norm of each unit, for broadcasting."""
+    """Return the norm of each unit, shaped for broadcasting."""
     dims = tuple(range(1, values.ndim)) or None
     return torch.linalg.vector_norm(values, dim=dims, keepdim=True)
 
@@ -37,13 +37,13 @@ def _norms(values: torch.Tensor) -> torch.Tensor:
 def repeat_uphill(
     model: nn.Module, closures: Sequence[Callable[[], torch.Tensor]], accelerator: Accelerator, radius: float
 ) -> None:
-    """Replace the gradients by those at the weights where the loss is highest nearby (SAM; Foret et al. 2021).
+    """Replace the gradients by those at nearby weights where the loss is highest (SAM; Foret et al. 2021).
 
     Args:
-        model: prepared model with the gradients of a whole step, over all processes; its weights stay as they are.
-        closures: compute the losses of the micro-batches of the step again.
+        model: prepared model with the gradients of a whole step, over all processes; its weights are not changed.
+        closures: one per micro-batch of the step; each recomputes its loss.
         accelerator: accelerator of the run.
-        radius: distance to these weights.
+        radius: distance of the nearby weights.
     """
     weights: list[torch.Tensor] = [parameter for parameter in model.parameters() if parameter.grad is not None]
     gradients = [weight.grad for weight in weights if weight.grad is not None]

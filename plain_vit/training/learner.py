@@ -1,4 +1,4 @@
-"""Model with its optimizer and a moving average of its weights, whole or sharded over processes."""
+"""Model with its optimizer and a moving average of its weights, replicated or sharded over processes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -32,7 +32,7 @@ class Learner:
         accelerator: accelerator of the run.
         layer_decay: see `make_optimizer`.
         ema_decay: evaluate and save a moving average of the weights with this decay.
-        shard: shard everything over the processes.
+        shard: shard the model, its average and the optimizer state over the processes.
         compile: compile the model.
         compile_mode: mode of `torch.compile`.
 
@@ -75,13 +75,13 @@ class Learner:
         if shard:
             check_optimizer(self.make_optimizer, accelerator)
         self.sharded: ShardedState | None = None
-        self.closures: list[Callable[[], torch.Tensor]] = []  # of the micro-batches of the current step
+        self.closures: list[Callable[[], torch.Tensor]] = []  # one per micro-batch of the current step
 
     def prepare(self) -> None:
-        """Compile and shard if requested, and let Accelerate wrap the rest.
+        """Compile and shard the model if requested, and let Accelerate wrap the rest.
 
         Raises:
-            TrainingError: Accelerate is to compile in a mode that would overwrite accumulated gradients.
+            TrainingError: Accelerate is configured to compile in a mode that would overwrite accumulated gradients.
         """
         launched = self.accelerator.state.dynamo_plugin.mode
         if launched in RECORDING_MODES and self.accelerator.gradient_accumulation_steps > 1:
@@ -90,7 +90,7 @@ class Learner:
                 "with those of the next: use one per step, or another --dynamo_mode of `accelerate launch`."
             )
         if self.compile:
-            # Sharded weights are gathered between the blocks, which cannot be compiled.
+            # Compile block by block: the gathering of sharded weights between blocks cannot be compiled.
             for part in self.blocks or [self.model]:
                 part.compile(mode=self.compile_mode)
         if not self.shard:
@@ -106,7 +106,7 @@ class Learner:
 
     @property
     def evaluated(self) -> nn.Module:
-        """Return the weights to evaluate and save: the average, if there is one."""
+        """Return the model to evaluate and save: the moving average, if there is one."""
         return self.model if self.average is None else self.average.module
 
     def final(self) -> nn.Module:
@@ -120,11 +120,11 @@ class Learner:
             group["lr"] = group["peak_lr"] * factor
 
     def learn(self, loss: torch.Tensor, closure: Callable[[], torch.Tensor]) -> None:
-        """Accumulate the gradients of a micro-batch, and update the weights with the last one of a step.
+        """Accumulate the gradients of a micro-batch; after the last micro-batch of a step, update the weights.
 
         Args:
             loss: mean loss of the micro-batch.
-            closure: computes it again, with changed weights.
+            closure: recomputes the loss with changed weights.
         """
         self.accelerator.backward(loss)
         self.closures.append(closure)
@@ -137,7 +137,7 @@ class Learner:
         self.optimizer.zero_grad()
 
     def _clip(self) -> None:
-        """Clip the gradients; the head's, the last two parameters, are exempt from the adaptive mode (as in timm)."""
+        """Clip the gradients; the adaptive mode exempts the head, the last two parameters, as timm does."""
         most = self.options.max_grad_norm
         if most and self.options.clip_mode == "agc":
             clip_adaptively([*self.model.parameters()][:-2], most)
@@ -150,7 +150,7 @@ class Learner:
         return not self.accelerator.reduce((~finite).sum().float()) > 0
 
     def share_buffers(self) -> None:
-        """Take the buffers of the first process, which saves them, in all: each has its own running statistics."""
+        """Copy the buffers of the first process, which saves them, to all: running statistics differ per process."""
         models = [self.model] if self.average is None else [self.model, self.average.module]
         for buffer in (buffer for model in models for buffer in model.buffers()):
             buffer.copy_(broadcast(buffer.contiguous()))

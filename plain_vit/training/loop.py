@@ -54,8 +54,8 @@ with needs("plain-vit[train]"):
 
 Batch = dict[str, Any]
 BEST = "best"  # folder of the selected weights
-BEST_MODELS = "best_models"  # folder of the models with the best scores, by step, where more than one is kept
-DELETED = ".deleted-"  # beginning of the name of such a model while it is deleted
+BEST_MODELS = "best_models"  # folder of the models with the best scores, by step, if more than one is kept
+DELETED = ".deleted-"  # prefix of a model's folder while it is being deleted
 
 
 class Result(Protocol):
@@ -82,10 +82,10 @@ class Means:
 class Task(ABC, Generic[ResultT]):
     """Task of the loop: its loss, its evaluation, and how the model is saved.
 
-    `measures` names the values summed over the images of a batch besides the loss, each with its count per image.
-    `score` names the evaluation value for selecting weights on the validation split; None keeps the last weights.
-    `lower_is_better` says that lower scores are better. `columns` names the evaluation values in the table of the run;
-    None shows all.
+    `measures` names the values, besides the loss, that are summed over the images of a batch, each with its count per
+    image. `score` names the evaluation value that selects weights on the validation split; None keeps the last weights.
+    `lower_is_better` tells whether lower scores are better. `columns` names the evaluation values shown in the table of
+    the run; None shows all.
     """
 
     measures: Mapping[str, int] = {}
@@ -97,7 +97,7 @@ class Task(ABC, Generic[ResultT]):
         """Move the task's own tensors to the device; called once, after the model was moved there."""
 
     def begin_step(self, step: int) -> None:
-        """Draw what all micro-batches of a step have in common; the same in all processes."""
+        """Draw the random values shared by all micro-batches of a step; they are the same in all processes."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
@@ -105,14 +105,14 @@ class Task(ABC, Generic[ResultT]):
 
     @abstractmethod
     def evaluate(self, model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator, *, size: int) -> ResultT:
-        """Evaluate the model on a split of this size, each image once."""
+        """Evaluate the model once on each image of a split of this size."""
 
     @abstractmethod
     def save(self, folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
         """Save the model and its image processor; called in all processes."""
 
     def reopen(self, folder: Path) -> nn.Module:
-        """Load what `save` wrote; needed for selecting weights and for sharding."""
+        """Load a model that `save` wrote; needed to select weights and for sharding."""
         raise TrainingError(
             f"{type(self).__name__} cannot load what it saved: train without selecting weights and without sharding."
         )
@@ -120,12 +120,12 @@ class Task(ABC, Generic[ResultT]):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The optimizer steps of a run, and those after which it is evaluated and saved.
+    """Plan of a run: its optimizer steps, and the steps after which it is evaluated and saved.
 
     Args:
         total_steps: number of optimizer steps.
-        epochs: the same as passes over the training images.
-        warmup_steps: steps in which the learning rate rises.
+        epochs: the same length in passes over the training images.
+        warmup_steps: number of steps over which the learning rate rises.
         evaluation_steps: steps after which the watched split is evaluated.
         checkpoint_steps: steps after which a checkpoint is written.
     """
@@ -137,15 +137,15 @@ class Schedule:
     checkpoint_steps: frozenset[int]
 
     def epochs_after(self, step: int) -> float:
-        """Return the passes over the training images up to a step."""
+        """Return the number of passes over the training images up to a step."""
         return step / self.total_steps * self.epochs
 
     def evaluated_until(self, step: int) -> list[int]:
-        """Return the steps up to this one after which the watched split is evaluated."""
+        """Return the evaluation steps up to and including this step."""
         return sorted(each for each in self.evaluation_steps if each <= step)
 
     def remark(self, batch_size: int) -> str:
-        """Return what happens with fewer training images than a step takes, or ""."""
+        """Return a note for runs whose step takes more images than the training split has, or ""."""
         images = round(self.total_steps * batch_size / self.epochs)
         if images >= batch_size:
             return ""
@@ -165,7 +165,7 @@ def make_schedule(options: LoopOptions, images: int, processes: int) -> Schedule
         processes: number of processes that share each step.
 
     Raises:
-        TrainingError: A step does not divide among the processes, or the warm-up is longer than the run.
+        TrainingError: The processes cannot share a step evenly, or the warm-up is longer than the run.
     """
     parts = processes * options.gradient_accumulation_steps
     if options.batch_size % parts:
@@ -202,10 +202,10 @@ def start_run(options: LoopOptions) -> tuple[Accelerator, dict[str, Any]]:
     """Validate the common options, start the processes, and set the seed.
 
     Returns:
-        The accelerator, and the options of a `DataLoader`.
+        The accelerator, and keyword arguments for a `DataLoader`.
 
     Raises:
-        TrainingError: An option is outside its range or does not fit another, or the number of processes.
+        TrainingError: An option is out of range, or incompatible with another option or with the number of processes.
     """
     check_options(options)
     tracker_names(options.report_to)
@@ -219,7 +219,7 @@ def start_run(options: LoopOptions) -> tuple[Accelerator, dict[str, Any]]:
 
 
 class Stopped(Exception):
-    """A signal has ended an evaluation."""
+    """Raised when a signal ends an evaluation."""
 
     def __init__(self, signal: int) -> None:
         super().__init__(signal)
@@ -227,9 +227,9 @@ class Stopped(Exception):
 
 
 class Loop(Generic[ResultT]):
-    """A training run: it trains a learner on a task by a schedule, and records it in a folder.
+    """A training run: trains a learner on a task by a schedule, and records the run in a folder.
 
-    Everything random in a step is a function of the seed and the step, so that a resumed run repeats it.
+    All randomness in a step is a function of the seed and the step, so a resumed run repeats the step exactly.
 
     Args:
         task: the task.
@@ -270,25 +270,25 @@ class Loop(Generic[ResultT]):
             stop=not skip_unreadable, say=tqdm.write, advice="Repair it, or train with --corrupted skip."
         )
         changed = "It has changed since the run began: repair it, and continue with --resume."
-        self.in_evaluation = UnreadableImages(  # those that are to be skipped are not in the evaluated splits
+        self.in_evaluation = UnreadableImages(  # skipped images were already removed from the evaluated splits
             stop=True, say=tqdm.write, advice=changed if skip_unreadable else self.unreadable.advice
         )
         self.begun = time.perf_counter()
         self.step, self.stale = 0, 0
         self.evaluation_due = False  # after the current step
         self.reductions = 0  # of the learning rate, with the schedule plateau
-        self.best: list[tuple[float, int]] = []  # scores and steps of the models kept, the best first
-        self.result: ResultT | None = None  # on the watched split, of the weights after step `result_step`
+        self.best: list[tuple[float, int]] = []  # score and step of each model that is kept, best first
+        self.result: ResultT | None = None  # on the watched split, with the weights after step `result_step`
         self.result_step = -1
         self.exchange = StepExchange(self.accelerator)
-        self.draws: bool | None = None  # random numbers of each process, such as dropout; unknown before the first step
+        self.draws: bool | None = None  # whether processes draw random numbers, as dropout does; unknown before step 1
 
     # Start, or resume from the newest checkpoint.
 
     def begin(self) -> None:
         """Create the folder or load its newest checkpoint, then start the trackers."""
         options = self.options
-        # The next checkpoint is written before an old one is deleted; the best models and the last one are also kept.
+        # One more than `checkpoints_kept`, as the next checkpoint is written before an old one is deleted.
         checkpoints = options.checkpoints_kept + 1 if options.checkpoints_kept else 0
         self.run.require_space((checkpoints + folders_of_best(options) + 1) * self.checkpoint_size, "the run")
         self.learner.prepare()
@@ -306,11 +306,11 @@ class Loop(Generic[ResultT]):
             write_file(self.run.path / "arguments.yaml", as_yaml(options))
             self.run.write_options()
             self._complete_best_models()
-        # A crash has discarded the steps of others.
+        # Remove models of steps that a crash has discarded.
         self._delete(folder.name for folder in (self.run.path / BEST_MODELS).glob("step_*"))
         self.learning_rate = progress.get("learning_rate", 0.0)
         self.draws = progress.get("tied_to_processes") == "dropout" or None
-        self.spent = progress.get("spent", {})  # before the run was resumed
+        self.spent = progress.get("spent", {})  # time spent before the run was resumed
         self.unreadable.count = progress.get("unreadable", 0) * is_main
         self.stream_positions: dict[int, Position] = {part: (*of,) for part, *of in progress.get("stream", ())}
         start_trackers(self.accelerator, self.trackers, self.run.path, dataclasses.asdict(options), step=self.step)
@@ -318,7 +318,7 @@ class Loop(Generic[ResultT]):
         self.window, self.since_evaluation = (self._sums(progress.get(name)) for name in ("window", "since"))
 
     def _check_length(self) -> None:
-        """Refuse another length or schedule with which the steps already taken would have had other learning rates."""
+        """Refuse a new length or schedule that would change the learning rates of the steps already taken."""
         before: LoopOptions = dataclasses.replace(self.options, **self._length_before())
         images = round(self.schedule.total_steps * self.options.batch_size / self.schedule.epochs)
         planned = make_schedule(before, images, self.accelerator.num_processes)
@@ -341,11 +341,11 @@ class Loop(Generic[ResultT]):
             )
 
     def _length_before(self) -> dict[str, Any]:
-        """Return the options of length and schedule with which the run was begun, or resumed the last time."""
+        """Return the length and schedule options with which the run was started or last resumed."""
         return {name: value for name, value in self.run.before.items() if name in LENGTH_OPTIONS}
 
     def _past(self, options: LoopOptions, schedule: Schedule) -> tuple[list[float], list[int]]:
-        """Return the learning rates of the steps already taken, and the evaluations that may have lowered them."""
+        """Return the learning rates of the steps already taken, and the evaluation steps that may have lowered them."""
         rates = [
             scheduled_rate(options, step, total=schedule.total_steps, warmup=schedule.warmup_steps)
             for step in range(self.step)
@@ -353,7 +353,7 @@ class Loop(Generic[ResultT]):
         return rates, schedule.evaluated_until(self.step) if options.schedule == "plateau" else []
 
     def _sums(self, saved: list[list[float]] | None) -> torch.Tensor:
-        """Return the sums of this process from a checkpoint, or zeros."""
+        """Return this process's sums from a checkpoint, or zeros."""
         accelerator = self.accelerator
         own = torch.zeros(len(self.task.measures) + 2, device=accelerator.device)
         if saved is None:
@@ -387,9 +387,9 @@ class Loop(Generic[ResultT]):
 
         Args:
             images: the training images, indexed by the keys of the order.
-            order: the images of all processes, from the current step on, in batches of an optimizer step.
-            followed: add the image after the last one of each micro-batch, see `collate_followed`.
-            collate: makes a micro-batch of images (default: stacks them); not with `followed`.
+            order: the images of all processes from the current step on, in batches of one optimizer step.
+            followed: append to each micro-batch the image that follows it, see `collate_followed`.
+            collate: combines images into a micro-batch (default: stacks them); not with `followed`.
             **loading: `num_workers` and other options of the loader.
         """
         accelerator = self.accelerator
@@ -409,7 +409,7 @@ class Loop(Generic[ResultT]):
     def train(
         self, batches: Iterable[Batch], watched: DataLoader, on_step: Callable[[int, nn.Module], None] | None = None
     ) -> None:
-        """Take the remaining steps, until early stopping or a signal ends the run.
+        """Train for the remaining steps, or until early stopping or a signal ends the run.
 
         Args:
             batches: micro-batches of this process, starting at the current step.
@@ -431,7 +431,7 @@ class Loop(Generic[ResultT]):
         with self.bar, StopRequest() as self.stop, explain_out_of_memory():
             if self.step == 0:
                 self.on_step(0, self.learner.model)
-            if self.evaluation_due:  # the run was stopped before it, or in it
+            if self.evaluation_due:  # the run was stopped before or during it
                 self._finish_step(stop=0)
             train_mode(self.learner.model)
             for micro_step, batch in enumerate(self.bar.batches(self.unreadable.watch(batches))):
@@ -450,7 +450,7 @@ class Loop(Generic[ResultT]):
                 self._leave(stop)
 
     def _begin_step(self) -> None:
-        # Dropout depends only on the step and the process, so that a resumed run repeats it.
+        # Dropout depends only on the step and the process, so a resumed run repeats it.
         torch.manual_seed(randomness(self.options.seed, self.step, self.accelerator.process_index))
         self.task.begin_step(self.step)
         factor = self._rate()
@@ -464,7 +464,7 @@ class Loop(Generic[ResultT]):
         return max(factor * options.plateau_factor**self.reductions, min(factor, options.lowest_factor))
 
     def _learn(self, batch: Batch, part: int) -> None:
-        """Accumulate the gradients of one micro-batch; the last one of a step updates the weights."""
+        """Accumulate the gradients of one micro-batch; the last micro-batch of a step updates the weights."""
         images = count_images(batch)
         accelerator = self.accelerator
         first = (part * accelerator.num_processes + accelerator.process_index) * self.micro_batch
@@ -488,7 +488,7 @@ class Loop(Generic[ResultT]):
         self.since_evaluation += seen
 
     def _loss(self, batch: Batch, first: int) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """Return loss and measures of a micro-batch whose first image has this place in the step."""
+        """Return the loss and the measures of a micro-batch; `first` is the index of its first image in the step."""
         self.learner.places.set(self.step, first, count_images(batch), self.accelerator.device)
         return self.task.loss(self.learner.model, batch)
 
@@ -512,7 +512,7 @@ class Loop(Generic[ResultT]):
         return bool(self.options.checkpoints_kept) and self.step in self.schedule.checkpoint_steps
 
     def _finish_step(self, stop: int) -> None:
-        """Evaluate and save, if the step is one for it; a signal leaves the evaluation to the resumed run."""
+        """Evaluate and save after the steps scheduled for it; after a signal, the resumed run evaluates."""
         if self.evaluation_due and not stop:
             stop = self._evaluate()
         if not self.evaluation_due:
@@ -525,7 +525,7 @@ class Loop(Generic[ResultT]):
                 self._save_checkpoint()
 
     def _leave(self, signal: int) -> NoReturn:
-        """Save a checkpoint, and end the process."""
+        """Save a checkpoint and end the process."""
         self._save_checkpoint()
         self.run.finish_saving()
         self.run.release()
@@ -559,10 +559,10 @@ class Loop(Generic[ResultT]):
         return {"loss": loss / images, **{name: total / images / of_one for (name, of_one), total in measured}}
 
     def _evaluate(self) -> int:
-        """Evaluate the watched split, and keep the weights if they are the best so far and selection is on.
+        """Evaluate the watched split, and keep the weights if selection is on and they are the best so far.
 
         Returns:
-            The signal that ended the evaluation, which is then still due, or 0.
+            0, or the signal that ended the evaluation, which is then still due.
         """
         name = self.watched_name
         self.learner.share_buffers()
@@ -607,10 +607,10 @@ class Loop(Generic[ResultT]):
             return self.task.evaluate(model, self.in_evaluation.watch(batches), self.accelerator, size=size)
 
     def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield batches; a signal to one process ends the evaluation of all after the same one.
+        """Yield batches; a signal to one process ends the evaluation in all processes after the same batch.
 
         Raises:
-            Stopped: There was a signal.
+            Stopped: A process received a signal.
         """
         exchange = StepExchange(self.accelerator)
         for number, batch in enumerate(batches):
@@ -620,7 +620,7 @@ class Loop(Generic[ResultT]):
             yield batch
 
     def _rank(self, score: float) -> None:
-        """Keep the weights if they are among the best; of equal scores the first one counts as better."""
+        """Keep the weights if they are among the best; of equal scores, the earlier one ranks higher."""
         here = (score, self.step)
         self.best = sorted([*self.best, here], key=lambda each: -each[0])
         dropped = self.best[self.options.best_kept :]
@@ -633,24 +633,24 @@ class Loop(Generic[ResultT]):
         self._delete(_of_step(step) for _, step in dropped)
 
     def _complete_best_models(self) -> None:
-        """Add the best model to several, if it was the only one until the run was resumed; finish a deletion."""
+        """Finish interrupted deletions; copy the best model to `BEST_MODELS` if `best_kept` was raised on resuming."""
         folder = self.run.path / BEST_MODELS
         for left in folder.glob(f"{DELETED}*"):
             shutil.rmtree(left)
         if self.options.best_kept == 1 or self.selected is None or (folder / _of_step(self.selected)).exists():
             return
         file = self.run.path / BEST / PROGRESS
-        if file.exists() and read_json(file)["step"] == self.selected:  # not of an evaluation that will be repeated
+        if file.exists() and read_json(file)["step"] == self.selected:  # not from an evaluation that will be repeated
             folder.mkdir(exist_ok=True)
             with staged_folder(folder / _of_step(self.selected)) as copied:
                 shutil.copytree(file.parent, copied, dirs_exist_ok=True)
 
     def _delete(self, names: Iterable[str]) -> None:
-        """Delete models of steps that are not among the best."""
+        """Delete the models that are not among the best."""
         if self.accelerator.is_main_process:
             kept = {_of_step(step) for _, step in self.best}
             for folder in (self.run.path / BEST_MODELS / name for name in set(names) - kept):
-                if folder.exists():  # under another name first: a kill leaves no half of a model under its own
+                if folder.exists():  # rename first: if killed here, no partial model keeps the name
                     shutil.rmtree(shutil.move(folder, folder.with_name(f"{DELETED}{folder.name}")))
 
     def _save_best(self, name: str = BEST) -> None:
@@ -662,11 +662,11 @@ class Loop(Generic[ResultT]):
                 write_manifest(folder)
 
     def _check_best(self, *, begins: bool = False) -> None:
-        """Refuse selected weights that are damaged, or of another step than the selected one.
+        """Refuse selected weights that are damaged or come from a step other than the selected one.
 
         Args:
-            begins: a step after the current one may follow: the crash after it is why the run is resumed, and its
-                evaluation is repeated.
+            begins: accept weights of a step after the current one: the run crashed after that step, and will repeat
+                its evaluation.
         """
         if problem := manifest_problem(self.run.path / BEST):
             raise TrainingError(
@@ -675,7 +675,7 @@ class Loop(Generic[ResultT]):
             )
         file = self.run.path / BEST / PROGRESS
         chosen = self.step if self.selected is None else self.selected
-        found = read_json(file)["step"] if file.exists() else chosen  # an earlier version does not say it
+        found = read_json(file)["step"] if file.exists() else chosen  # earlier versions did not store it
         is_ahead = found > self.step or (found == self.step and self.evaluation_due)
         if found != chosen and not (begins and is_ahead and found in self.schedule.evaluation_steps):
             raise TrainingError(
@@ -701,7 +701,7 @@ class Loop(Generic[ResultT]):
             "best": self.best,
             "stale": self.stale,
             "reductions": self.reductions,
-            # Per process: with their total, a resumed run would sum in another order.
+            # One row per process: from a total, a resumed run would sum in a different order.
             "window": self.accelerator.gather(self.window[None]).tolist(),
             "since": self.accelerator.gather(self.since_evaluation[None]).tolist(),
             "unreadable": self.unreadable.count_everywhere(self.accelerator),
@@ -719,7 +719,7 @@ class Loop(Generic[ResultT]):
     # The end of the run.
 
     def final_model(self) -> nn.Module:
-        """Return the selected weights, else the last ones, ready to evaluate and save."""
+        """Return the model with the selected weights, or else the last ones, ready to evaluate and save."""
         if self.learner.sharded is None and self.chooses_by is None:
             return self.learner.final().eval()
         if self.chooses_by is None:
@@ -736,11 +736,11 @@ class Loop(Generic[ResultT]):
         return self._judge(model, loader, _size(loader))
 
     def _seconds(self, *, since: float) -> float:
-        """Return the seconds since the start, and those before the run was resumed, up to its checkpoint."""
+        """Return the seconds since the start, plus those up to the checkpoint that the run was resumed from."""
         return self.spent.get("seconds", 0.0) + time.perf_counter() - since
 
     def figures(self, *, since: float) -> dict[str, float]:
-        """Return the steps, the duration and the throughput of the run, whether it was resumed or not."""
+        """Return the steps, duration and throughput of the whole run, including the time before it was resumed."""
         seconds = round(self._seconds(since=since), 1)
         return {"steps": self.step, "seconds": seconds, **rates_of(**self.bar.times())}
 
@@ -757,7 +757,7 @@ class Loop(Generic[ResultT]):
 
 
 def folders_of_best(options: LoopOptions) -> int:
-    """Return the number of folders with the best models: several have one each, beside the best one's."""
+    """Return the number of folders with best models: one for the best and, if several are kept, one for each."""
     return options.best_kept + (options.best_kept > 1)
 
 

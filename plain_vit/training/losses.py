@@ -21,16 +21,15 @@ def classification_loss(
     """Return the mean loss of a batch.
 
     Args:
-        logits: [B, K].
-        targets: class numbers [B], or class weights [B, K].
+        logits: logits [B, K].
+        targets: class numbers [B], or class probabilities [B, K].
         kind: `cross_entropy`, in nats per image; `bce`: binary cross-entropy, averaged over images and classes; or
             `bce_sum`: averaged over images, summed over classes.
         label_smoothing: fraction of each target spread over all classes, 0 to 1.
-        class_weights: [K], how much an image of each class counts; one of several classes counts by its shares. The sum
-            is divided by the number of images, not of weights, so that it does not depend on how the images are split
-            among processes.
-        target_threshold: for `bce` and `bce_sum`, class weights above it are 1 and others 0, before they are
-            smoothed; None keeps them. (timm smooths first, so that its threshold removes the smoothing.)
+        class_weights: [K], weight of an image of each class, averaged over soft targets. The sum is divided by the
+            number of images, not by the sum of weights, so it does not depend on how images are split among processes.
+        target_threshold: for `bce` and `bce_sum`, probabilities above it become 1 and others 0, before smoothing; None
+            keeps them. (timm smooths first, so its threshold removes the smoothing.)
     """
     if kind != "cross_entropy":
         shares = F.one_hot(targets, logits.shape[-1]).to(logits.dtype) if targets.ndim == 1 else targets
@@ -54,10 +53,10 @@ def distillation_loss(
     """Return the distillation loss between student and teacher, averaged over a batch.
 
     Args:
-        logits: of the student, [B, K].
-        teacher_logits: [B, K].
-        kind: `soft` (the divergence of the probabilities at the temperature, times its square: Hinton et al. 2015) or
-            `hard` (cross-entropy with the teacher's decisions: Touvron et al. 2021).
+        logits: logits of the student [B, K].
+        teacher_logits: logits of the teacher [B, K].
+        kind: `soft` (KL divergence at the temperature, times its square: Hinton et al. 2015) or `hard` (cross-entropy
+            with the teacher's decisions: Touvron et al. 2021).
         temperature: above 0; soft distillation only.
     """
     if kind == "hard":
@@ -72,11 +71,11 @@ def distillation_loss(
 
 
 def balancing_weights(labels: Sequence[int], classes: int) -> torch.Tensor:
-    """Return class weights [classes] that balance all classes, 1 on average over the images.
+    """Return weights [classes] that balance the classes; their mean over the images is 1.
 
     Args:
         labels: labels of the images.
-        classes: number of classes; one without images has the weight 0.
+        classes: number of classes; a class without images has weight 0.
     """
     counts = torch.bincount(torch.as_tensor(labels), minlength=classes).double()
     present = (counts > 0).sum()

@@ -22,9 +22,9 @@ with needs("plain-vit[train]"):
     from accelerate import Accelerator
     from sklearn.metrics import f1_score, recall_score
 
-TOP = 5  # likeliest classes of each image that are kept
-BINS = 15  # of confidence, for the calibration error (Guo et al. 2017)
-# Results between 0 and 1, which are shown as percentages; of several labels too.
+TOP = 5  # number of likeliest classes to keep for each image
+BINS = 15  # confidence bins of the calibration error (Guo et al. 2017)
+# Results between 0 and 1, shown as percentages; for several labels per image too.
 FRACTIONS = frozenset({
     "accuracy", "top5_accuracy", "balanced_accuracy", "macro_f1", "micro_f1", "mean_average_precision",
     "calibration_error", "average precision", "recall", "precision",
@@ -39,7 +39,7 @@ def metric_text(name: str, value: float) -> str:
 
 
 class Accuracy(evaluate.Metric):
-    """Fraction of correct predictions. (`evaluate.load("accuracy")` downloads its code.)"""
+    """Fraction of correct predictions; unlike `evaluate.load("accuracy")`, it downloads no code."""
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
@@ -55,12 +55,12 @@ class Accuracy(evaluate.Metric):
 
 @dataclass(frozen=True)
 class Calibration:
-    """How often predictions of each confidence are correct; the bins are of equal width in confidence.
+    """Accuracy of predictions by confidence, in bins of equal width.
 
     Args:
-        counts: predictions of each bin, [BINS].
-        confidences: their mean confidence, NaN without any.
-        accuracies: fraction of them that is correct, NaN without any.
+        counts: number of predictions in each bin, [BINS].
+        confidences: mean confidence in each bin, NaN in empty bins.
+        accuracies: fraction of correct predictions in each bin, NaN in empty bins.
     """
 
     counts: np.ndarray
@@ -69,7 +69,7 @@ class Calibration:
 
     @classmethod
     def of(cls, confidences: np.ndarray, right: np.ndarray) -> Self:
-        """Return the calibration of predictions with these confidences, [N], of which these are right, [N]."""
+        """Return the calibration of predictions from their confidences [N] and whether each is right [N]."""
         confidences = confidences.astype(np.float64)
         bins = np.clip(np.ceil(np.nan_to_num(confidences) * BINS).astype(int) - 1, 0, BINS - 1)
         counts = np.bincount(bins, minlength=BINS)
@@ -79,22 +79,22 @@ class Calibration:
 
     @property
     def error(self) -> float:
-        """Return the expected calibration error: the mean gap of confidence and accuracy over all predictions."""
+        """Return the expected calibration error: the mean gap between confidence and accuracy over all predictions."""
         gaps = np.abs(self.confidences - self.accuracies)
         return float(np.nansum(gaps * self.counts) / self.counts.sum())
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of an evaluation, the same in every process: a few numbers for each image, in the order of the split.
+    """Result of an evaluation: a few numbers per image, in the order of the split; the same in every process.
 
     Args:
         loss: mean cross-entropy, in nats.
-        labels: [images].
-        ranks: number of classes that are likelier than the true one, [images]; of equally likely ones those with lower
-            numbers count as likelier.
-        top: the likeliest classes, the likeliest first, [images, at most TOP].
-        probabilities: of these, [images, at most TOP].
+        labels: true classes, [images].
+        ranks: number of classes that are likelier than the true one, [images]; among equally likely classes, those with
+            lower numbers count as likelier.
+        top: the likeliest classes in descending order, [images, at most TOP].
+        probabilities: probabilities of the likeliest classes, [images, at most TOP].
     """
 
     loss: float
@@ -140,15 +140,15 @@ class Evaluation:
 
     @cached_property
     def calibration(self) -> Calibration:
-        """Return the accuracy by confidence."""
+        """Return the accuracy by confidence over all images."""
         return Calibration.of(self.confidences, self.predictions == self.labels)
 
     @cached_property
     def values(self) -> dict[str, float]:
         """Return the logged values.
 
-        As in scikit-learn, balanced accuracy is over the classes that have images, and F1 also over those that are
-        predicted without having any, where it is 0.
+        As in scikit-learn, balanced accuracy averages over the classes that have images. F1 also averages over classes
+        that have none but are predicted, where it is 0.
         """
         averages = {"average": "macro", "zero_division": 0.0}
         return {
@@ -162,13 +162,13 @@ class Evaluation:
         }
 
 
-# The values of an evaluation by which weights can be selected; the first one is the default.
+# Values of an evaluation that can select weights; the first one is the default.
 METRICS = ("accuracy", "loss", "balanced_accuracy", "macro_f1", "calibration_error")
 LOWER_IS_BETTER = frozenset({"loss", "calibration_error", "mean_absolute_error"})
 
 
 def evaluation_of(classes: torch.Tensor, values: torch.Tensor) -> Evaluation:
-    """Return the evaluation of the images whose results `judge_logits` returned."""
+    """Return the evaluation from the results of `judge_logits` for all images."""
     labels, ranks, *top = classes.T.cpu().numpy()
     losses, *probabilities = values.T.cpu()
     shares = torch.stack(probabilities, dim=1).numpy()
@@ -176,15 +176,15 @@ def evaluation_of(classes: torch.Tensor, values: torch.Tensor) -> Evaluation:
 
 
 def judge_logits(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what an evaluation keeps of each image.
+    """Return the per-image results that an evaluation keeps.
 
     Args:
-        logits: [B, K], in float32.
-        labels: [B].
+        logits: logits [B, K], in float32.
+        labels: true classes [B].
 
     Returns:
-        Label, rank of the label, and likeliest classes [B, 2 + at most TOP]; loss, and their probabilities [B, 1 + at
-        most TOP]. Of equally likely classes the one with the lowest number is the prediction.
+        Label, rank of the label, and likeliest classes [B, 2 + at most TOP]; loss, and probabilities of these classes
+        [B, 1 + at most TOP]. Among equally likely classes, the one with the lowest number is the prediction.
     """
     own = logits.gather(1, labels[:, None])
     numbers = torch.arange(logits.shape[1], device=logits.device)
@@ -199,11 +199,11 @@ def judge_logits(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tens
 
 
 def predictions_table(evaluation: Evaluation, images: Sequence[str], class_names: Sequence[str]) -> str:
-    """Return a CSV table with a row per image: its name, its label, and the likeliest classes.
+    """Return a CSV table with a row per image: name, label, and the likeliest classes.
 
     Args:
         evaluation: evaluation of the images.
-        images: their names, in the same order.
+        images: names of the images, in the same order.
         class_names: names in the order of the classes.
     """
     places = range(1, evaluation.top.shape[1] + 1)
@@ -227,14 +227,14 @@ def gather_results(
     *,
     size: int,
 ) -> list[torch.Tensor]:
-    """Return what `judge` keeps of the logits and labels of each batch, from all processes, one after the other.
+    """Return the results of `judge` for all batches, gathered from all processes and concatenated.
 
     Args:
         model: maps its inputs to an output with `logits`; left in evaluation mode.
         loader: prepared loader, or an iterator over it; batches of the model's inputs and `labels`, in the order of
             the split.
         accelerator: gathers the results of the processes.
-        judge: maps logits in float32 and labels, both with images as the first dimension, to tensors that have it too.
+        judge: maps logits in float32 and labels to tensors; all have images as the first dimension.
         size: number of images of the split.
 
     Raises:
@@ -244,7 +244,7 @@ def gather_results(
     parts = []
     for batch in loader:
         logits = model(**model_inputs(batch)).logits.float()
-        logits = logits.to(batch["labels"].device)  # those of a graph in an engine are on the CPU
+        logits = logits.to(batch["labels"].device)  # an inference engine returns logits on the CPU
         parts.append(accelerator.gather_for_metrics(judge(logits, batch["labels"])))
     results = [torch.cat(each) for each in zip(*parts, strict=True)]
     if len(results[0]) != size:
@@ -255,14 +255,14 @@ def gather_results(
 def evaluate_classifier(
     model: nn.Module, loader: Iterable[Mapping[str, torch.Tensor]], accelerator: Accelerator, *, size: int
 ) -> Evaluation:
-    """Evaluate a classifier on a whole split, each image once.
+    """Evaluate a classifier once on each image of a split.
 
-    Logits are not kept: memory does not grow with the number of classes times images.
+    Logits are not kept, so memory does not grow with classes times images.
 
     Args:
-        model: see `gather_results`, like the others.
+        model: see `gather_results`.
         loader: batches with `labels` [B].
-        accelerator: of the run.
+        accelerator: accelerator of the run.
         size: number of images of the split.
 
     Raises:

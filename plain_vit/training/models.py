@@ -37,18 +37,18 @@ from .arguments import ProblemType
 from .data.augmentation import input_size, pixel_levels
 from .data.inputs import max_num_patches_of
 
-# The layers with LoRA adapters by default (Hu et al. 2022, section 4.2), by the names in different classes.
+# Layers that get LoRA adapters by default (Hu et al. 2022, section 4.2); names vary between model classes.
 QUERY_AND_VALUE = {"q_proj", "v_proj", "query", "value", "q", "v"}
-# Settings of an image processor that do not depend on the size of images.
+# Settings of an image processor that do not depend on the image size.
 NORMALIZATION = (
     "resample", "image_mean", "image_std", "do_rescale", "rescale_factor", "do_normalize", "do_convert_rgb",
 )  # fmt: skip
-# Settings of a model that say where it comes from.
+# Config fields about a model's origin, which do not change its outputs.
 NOT_COMPUTED = ("_name_or_path", "architectures", "auto_map", "dtype", "plain_vit_version", "transformers_version")
 
 
 def checkpoint_hints(words: Sequence[str] | None) -> dict[str, Any]:
-    """Parse the hints of a command line about a checkpoint.
+    """Parse hints about a checkpoint from the command line.
 
     Args:
         words: hints such as `["num_attention_heads=4", "image_size=32x24"]`.
@@ -57,7 +57,7 @@ def checkpoint_hints(words: Sequence[str] | None) -> dict[str, Any]:
         Arguments of `from_checkpoint`.
 
     Raises:
-        TrainingError: A word does not have this form or names an unknown hint.
+        TrainingError: A word is not of the form `name=value` or names an unknown hint.
     """
     hints: dict[str, Any] = {}
     for word in words or []:
@@ -90,20 +90,20 @@ def load_classifier(
         source: a transformers folder or Hub id; a checkpoint of another library (see `from_checkpoint`); or, from
             scratch, a preset such as `vit-base-patch16-224`.
         label_names: the classes, in the order of their numbers.
-        from_scratch: keep the architecture and the image processor, with new weights.
+        from_scratch: initialise new weights; keep the architecture and the image processor.
         trust_remote_code: run code that comes with the checkpoint.
         hints: settings that another library's checkpoint lacks, as arguments of `from_checkpoint`.
-        image_size: training size (height, width) in pixels, if it is not the model's own.
-        problem_type: what the outputs are, as in a config of transformers.
-        keep_head: keep the head, which must be for these classes, in any order.
-        **changes: config fields to change for training, such as `drop_path_rate`; None keeps one.
+        image_size: training size (height, width) in pixels (default: the model's own).
+        problem_type: the `problem_type` of a transformers config.
+        keep_head: keep the head, which must have exactly these classes, in any order.
+        **changes: config fields to change for training, such as `drop_path_rate`; None leaves a field as it is.
 
     Returns:
         The model, in float32, and its image processor.
 
     Raises:
-        TrainingError: The source is a preset but not trained from scratch, lacks weights other than those of a head,
-            has no such field, does not support the size, or has no head of these classes to keep.
+        TrainingError: The source is a preset without `from_scratch`, lacks weights other than the head's, has no such
+            config field, does not support the size, or has no head for these classes to keep.
     """
     model, processor = _open(
         source,
@@ -139,14 +139,14 @@ def load_classifier(
 
 
 def check_positions(config: PlainViTConfig, option: str) -> None:
-    """Refuse images of other sizes where a table of positions is not resampled for them.
+    """Refuse images of other sizes if the model does not resample its position embeddings for them.
 
     Args:
         config: config of the model.
         option: the option that changes the size, such as "--image_size".
 
     Raises:
-        TrainingError: Patches of these images would get the positions of other places.
+        TrainingError: Patches would get the position embeddings of other patches.
     """
     if config.position_embedding_type == "learned" and config.position_resampling == "truncate":
         raise TrainingError(
@@ -157,7 +157,7 @@ def check_positions(config: PlainViTConfig, option: str) -> None:
 
 
 def one_size_error(kind: type, option: str) -> TrainingError:
-    """Return the error of a model of another class that does not take the images of an option."""
+    """Return the error for an option that needs images of several sizes, which a model class does not take."""
     return TrainingError(
         f"{kind.__name__} takes images of one size: omit {option}, or convert the model to a plain ViT with `plain-vit "
         "convert` first."
@@ -165,10 +165,10 @@ def one_size_error(kind: type, option: str) -> TrainingError:
 
 
 def _rebuilt(model: PreTrainedModel, config: PreTrainedConfig, *, fresh: bool) -> PreTrainedModel:
-    """Return a model with a changed config and the same weights, or fresh ones; positions are resampled to its grid."""
+    """Return a model with a changed config and the same or fresh weights; positions are resampled to its grid."""
     try:
-        config = type(config)(**config.to_dict())  # validated together
-        if fresh:  # new positions, resampled from a smaller grid, would be smooth instead of random
+        config = type(config)(**config.to_dict())  # validates all fields together
+        if fresh:  # resampled from a smaller grid, new positions would be smooth instead of random
             return type(model)._from_config(config, dtype=torch.float32)
         state = model.state_dict()
         if isinstance(config, PlainViTConfig):
@@ -181,7 +181,7 @@ def _rebuilt(model: PreTrainedModel, config: PreTrainedConfig, *, fresh: bool) -
 
 
 def _resampled_tables(model: nn.Module, config: PlainViTConfig) -> dict[str, torch.Tensor]:
-    """Return the tables of positions that a config with another native grid needs, by their names in the model."""
+    """Return position embeddings resampled to the native grid of a config, by their names in the model."""
     return {
         f"{name}.{key}": table.detach()
         for name, module in model.named_modules()
@@ -191,14 +191,14 @@ def _resampled_tables(model: nn.Module, config: PlainViTConfig) -> dict[str, tor
 
 
 def with_processed_size(processor: Any, image_size: tuple[int, int]) -> Any:
-    """Return an image processor for another image size that crops the same fraction of the borders.
+    """Return an image processor for another image size, with the same crop fraction.
 
     Args:
         processor: image processor of transformers.
         image_size: (height, width), in pixels.
 
     Raises:
-        TrainingError: The processor keeps the aspect ratio of images, and another one is requested.
+        TrainingError: The processor keeps the aspect ratio of images, and the new size has a different one.
     """
     height, width = image_size
     old_height, old_width = input_size(processor)
@@ -241,13 +241,13 @@ def with_test_crop(processor: Any, fraction: float) -> Any:
     cropping = type(processor)(**values)
     image = PIL.Image.new("RGB", (3 * width, 5 * height))
     seen = cropping(image, return_tensors="pt")["pixel_values"].shape[-2:]
-    if tuple(seen) != (height, width) or getattr(processor, "crop_pct", None):  # ConvNeXt's crops by itself
+    if tuple(seen) != (height, width) or getattr(processor, "crop_pct", None):  # ConvNeXt's processor crops by itself
         raise TrainingError(f"{type(processor).__name__} cannot crop to {height} x {width}: omit --test_crop.")
     return cropping
 
 
 def with_test_size(processor: Any, model: nn.Module, image_size: tuple[int, int]) -> Any:
-    """Return the image processor for evaluating a model on images of another size than it is trained on.
+    """Return the image processor for evaluating a model at another image size than it is trained at.
 
     Args:
         processor: image processor for training.
@@ -271,15 +271,15 @@ def with_test_size(processor: Any, model: nn.Module, image_size: tuple[int, int]
 
 
 def with_native_aspect_ratio(processor: Any, model: nn.Module, max_num_patches: int | None) -> PlainViTImageProcessor:
-    """Return an image processor that keeps the aspect ratio of images, and returns their patches.
+    """Return an image processor that keeps the aspect ratio of images and returns patches.
 
     Args:
         processor: image processor of transformers; its normalisation and its filter are kept.
         model: the model, with its config.
-        max_num_patches: most patches of an image (default: the processor's, else those of the model's image size).
+        max_num_patches: most patches per image (default: the processor's limit, else the model's native grid).
 
     Raises:
-        TrainingError: The model does not take images of many sizes, or not of as many patches.
+        TrainingError: The model does not take images of many sizes, or not with so many patches.
     """
     config: Any = model.config
     if not isinstance(config, PlainViTConfig):
@@ -299,7 +299,7 @@ def with_native_aspect_ratio(processor: Any, model: nn.Module, max_num_patches: 
 
 
 def _refusal_of_patches(model: Any, count: int) -> str:
-    """Return why a plain ViT does not take images of any shape with this many patches, or ""."""
+    """Return the reason why a plain ViT cannot take images of any shape with this many patches, or ""."""
     config = model.config
     patches = torch.zeros(count, math.prod(config.patch_shape) * config.num_channels)
     try:
@@ -349,7 +349,7 @@ def _open(
     if missing == ["classifier"]:
         body, model = model, _fresh(PlainViTForImageClassification, model.config, label_names)
         tensors = body.base_model.state_dict()
-        tensors.pop("embeddings.mask_token", None)  # which `_fresh` leaves out
+        tensors.pop("embeddings.mask_token", None)  # `_fresh` leaves it out
         model.get_submodule("vit").load_state_dict(tensors)
     elif missing := sorted(set(missing) - head_of(model)):
         raise TrainingError(f"{source} lacks weights of its model: {few(missing)}.")
@@ -361,7 +361,7 @@ def _open(
 def _stored(
     source: str, *, trust_remote_code: bool, hints: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, Any, list[str]]:
-    """Open the model of a checkpoint in float32, its image processor or None, and the names of missing weights."""
+    """Return the model of a checkpoint in float32, its image processor or None, and the names of missing weights."""
     kind = _model_type(source)
     if hints and kind is not None:
         raise TrainingError(f"The config of {source} is complete: omit {', '.join(hints)}.")
@@ -383,7 +383,7 @@ def _stored(
 
 @contextmanager
 def _explained(source: str) -> Iterator[None]:
-    """Name the source in whatever transformers raises where it cannot open one."""
+    """Add the source to the error that transformers raises when it cannot open it."""
     try:
         yield
     except PlainViTError:
@@ -397,12 +397,12 @@ def _explained(source: str) -> Iterator[None]:
 
 
 def _model_type(source: str) -> str | None:
-    """Return the model type of a transformers folder or Hub id, None for files of another library and for graphs."""
+    """Return the model type of a transformers folder or Hub id; None for other libraries' files and exported graphs."""
     if Path(source).is_file() or is_exported(source):
         return None
     try:
         found = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
-    except Exception:  # no config.json, here or on the Hub, or one that is damaged: `from_checkpoint` explains it
+    except Exception:  # config.json is missing or damaged: `from_checkpoint` explains it
         return None
     return None if found is None else str(found)
 
@@ -425,14 +425,14 @@ def with_new_head(model: PreTrainedModel, label_names: list[str]) -> PreTrainedM
 
 
 def with_own_head(model: PreTrainedModel, label_names: list[str]) -> PreTrainedModel:
-    """Copy a classifier with its head, for the same classes in any order.
+    """Copy a classifier and its head, with the classes reordered.
 
     Args:
         model: any transformers image classifier.
         label_names: the classes, in the order of their numbers.
 
     Raises:
-        TrainingError: It has other classes, or two of the same name.
+        TrainingError: The classifier has other classes, or two with the same name.
     """
     own = names_of_classes(model.config)
     if sorted(own) != sorted(label_names) or len(set(own)) < len(own):
@@ -465,7 +465,7 @@ def weights_hash(model: nn.Module, *, without: Container[str] = ()) -> str:
 
     Args:
         model: a model.
-        without: names of tensors that do not count.
+        without: names of tensors to leave out.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
@@ -476,22 +476,22 @@ def weights_hash(model: nn.Module, *, without: Container[str] = ()) -> str:
 
 
 def configuration_hash(config: PreTrainedConfig) -> str:
-    """Return a hash of the settings of a model that may change what it computes, as 16 hexadecimal digits."""
+    """Return a hash of the config fields that may change a model's outputs, as 16 hexadecimal digits."""
     settings = {name: value for name, value in config.to_dict().items() if name not in NOT_COMPUTED}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def processor_settings(image_processor: Any) -> dict[str, Any]:
-    """Return the settings of an image processor that decide the pixels: of ours, not where its code is saved."""
+    """Return the settings of an image processor that determine the pixels (ours leaves out where its code is saved)."""
     return getattr(image_processor, "settings", image_processor.to_dict)()
 
 
 def set_head_bias(model: PreTrainedModel, value: float | torch.Tensor) -> None:
-    """Set the biases of the head, such as to minus the logarithm of the number of classes for a sigmoid loss.
+    """Set the biases of the head, for example to -log(number of classes) for a sigmoid loss.
 
     Args:
         model: any transformers image classifier.
-        value: the bias of all classes, or of each, [K].
+        value: one bias for all classes, or one per class, [K].
 
     Raises:
         TrainingError: The head has no bias.
@@ -506,7 +506,7 @@ def set_head_bias(model: PreTrainedModel, value: float | torch.Tensor) -> None:
 
 
 def _fresh(kind: type[PreTrainedModel], config: PreTrainedConfig, label_names: list[str]) -> PreTrainedModel:
-    """Build a model with new weights, in float32 whatever the dtype in its config."""
+    """Build a model with new weights in float32, whatever the dtype of its config."""
     return kind._from_config(_with_labels(config, label_names), dtype=torch.float32)
 
 
@@ -530,7 +530,7 @@ def with_lora(
         rank: rank of the adapters.
         alpha: the adapters are scaled by `alpha / rank`.
         targets: last parts of the layer names (default: queries and values).
-        head: names of the tensors of the head, which is trained completely.
+        head: names of the head's tensors, which stay trainable.
 
     Raises:
         TrainingError: There are no such layers.
@@ -551,7 +551,7 @@ def with_lora(
 
 
 def as_saved(model: nn.Module) -> PreTrainedModel:
-    """Return the classifier to save: a copy with LoRA adapters merged, or else the model itself."""
+    """Return the classifier to save: a copy with its LoRA adapters merged, or the model itself if it has none."""
     if not hasattr(model, "merge_and_unload"):
         return cast(PreTrainedModel, model)
     return cast(Any, copy.deepcopy(model)).merge_and_unload()
@@ -561,8 +561,8 @@ def merged(model: nn.Module, state: dict[str, torch.Tensor]) -> PreTrainedModel:
     """Return the result of `as_saved` for a sharded classifier with LoRA adapters.
 
     Args:
-        model: from `with_lora`, sharded since; only its structure is used.
-        state: its gathered weights, which are moved into the result.
+        model: sharded result of `with_lora`; only its structure is used.
+        state: the gathered weights, which are moved into the result.
     """
     with needs("plain-vit[train]"):
         from peft import get_peft_model
@@ -590,8 +590,8 @@ def open_classifier(
         The model in float32, and its image processor.
 
     Raises:
-        CheckpointError: It was exported to an engine.
-        TrainingError: It has no head or no image processor, or its config makes the hints superfluous.
+        CheckpointError: The source was exported to an inference engine.
+        TrainingError: The source has no head or no image processor, or its config is complete without the hints.
     """
     model, processor, missing = _stored(source, trust_remote_code=trust_remote_code, hints=hints or {})
     if missing or processor is None:
@@ -609,11 +609,11 @@ def numbers_by_name(names: Sequence[str], wanted: Sequence[str]) -> dict[str, in
     """Return the numbers of a model's classes by their names.
 
     Args:
-        names: of the classes, in order.
-        wanted: names that are going to be looked up; they need not be there.
+        names: the names of the classes, in order.
+        wanted: names that will be looked up; some may be missing.
 
     Raises:
-        DataError: One of these is the name of several classes, as ImageNet has two cranes.
+        DataError: A wanted name belongs to several classes; ImageNet, for example, has two classes `crane`.
     """
     counts = Counter(names)
     for name in wanted:
@@ -631,11 +631,11 @@ def matching_classes(class_names: list[str], data_classes: list[str], *, labels_
 
     Args:
         class_names: the model's classes, in order.
-        data_classes: those of the data, in order.
-        labels_by: how they are matched, by `name` or by `number`.
+        data_classes: the data's classes, in order.
+        labels_by: how classes are matched, by `name` or by `number`.
 
     Raises:
-        DataError: The model does not know one of them, or has more or fewer.
+        DataError: The model lacks a class of the data, or has a different number of classes.
     """
     if labels_by == "number":
         if len(data_classes) != len(class_names):
@@ -666,7 +666,7 @@ class Teacher(nn.Module):
         label_names: the classes of the predictions, in order.
 
     Raises:
-        TrainingError: The teacher lacks one of the classes.
+        TrainingError: The teacher lacks a class.
     """
 
     scale: torch.Tensor
@@ -710,7 +710,7 @@ def load_teacher(source: str, student_processor: Any, label_names: list[str], *,
         trust_remote_code: run code that comes with the checkpoint.
 
     Raises:
-        TrainingError: It has no head or no image processor, or lacks one of the classes.
+        TrainingError: The source has no head or no image processor, or lacks a class.
     """
     model, processor = open_classifier(source, trust_remote_code=trust_remote_code)
     return Teacher(model, processor, student_processor, label_names)

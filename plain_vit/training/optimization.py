@@ -1,4 +1,4 @@
-"""Optimizers, parameter groups, schedules, moving averages."""
+"""Optimizers, parameter groups, learning rate schedules, moving averages."""
 
 import fnmatch
 import inspect
@@ -23,19 +23,19 @@ with needs("plain-vit[train]"):
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan 2024) for the matrices of the blocks, AdamW for everything else, as one optimizer.
 
-    Nesterov's momentum of each matrix is orthogonalised, and the step scaled to the size of one of AdamW (Liu et al.
-    2025), so both have the same learning rate and weight decay. `torch.optim.Muon` has the same formula, for one
-    matrix at a time and always in bfloat16.
+    The Nesterov momentum of each matrix is orthogonalised, and its step is scaled to the size of an AdamW step (Liu et
+    al. 2025), so both share learning rate and weight decay. `torch.optim.Muon` has the same formula, but handles one
+    matrix at a time, always in bfloat16.
 
     Args:
-        parameter_groups: groups of parameters; those with `orthogonalised` hold matrices for Muon.
-        lr: learning rate of groups without one.
+        parameter_groups: groups of parameters; groups with `orthogonalised` hold the matrices for Muon.
+        lr: learning rate of groups that do not set one.
         momentum: momentum of Muon.
         betas: both betas of AdamW.
         eps: epsilon of AdamW.
 
     Raises:
-        TrainingError: There is no matrix for Muon.
+        TrainingError: No group has matrices for Muon.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Muon(torch.optim.Optimizer):
             if group["orthogonalised"]:
                 self._move_matrices(group)
         if self.adamw is not None:
-            # Loading a state replaces both.
+            # Loading a state dict replaces both.
             self.adamw.state = self.state
             self.adamw.param_groups = [group for group in self.param_groups if not group["orthogonalised"]]
             self.adamw.step()
         return loss
 
     def _move_matrices(self, group: dict[str, Any]) -> None:
-        """Move the matrices of a group, those of one shape together."""
+        """Update the matrices of a group, all matrices of one shape together."""
         shapes: dict[torch.Size, list[torch.Tensor]] = {}
         for matrix in group["params"]:
             if matrix.grad is not None:
@@ -84,7 +84,7 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_sub_(some, steps, alpha=rate)
 
     def _next_momenta(self, matrices: Sequence[torch.Tensor], group: dict[str, Any]) -> list[torch.Tensor]:
-        """Add the gradients of matrices to their momenta, and return Nesterov's, gathered from all processes."""
+        """Add the gradients of matrices to their momenta; return the Nesterov momenta, gathered from all processes."""
         for matrix in matrices:
             if not self.state[matrix]:
                 self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
@@ -96,15 +96,15 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
-    """Bring the singular values of matrices near 1, by five steps of Newton and Schulz (Jordan 2024).
+    """Bring the singular values of matrices close to 1 with five Newton-Schulz steps (Jordan 2024).
 
     Args:
-        matrices: of shape (N, rows, columns).
+        matrices: matrices of shape (N, rows, columns).
 
     Returns:
-        Matrices of this shape, in float32 on a CPU and in bfloat16 elsewhere. Singular values above 0.002 of the norm
-        of their matrix become 0.68 to 1.20. In bfloat16 they depend on the rounding of the gradients, and with it on
-        the number of processes.
+        Matrices of the same shape, in float32 on a CPU and in bfloat16 elsewhere. Singular values above 0.002 of the
+        norm of their matrix become 0.68 to 1.20. In bfloat16, the result depends on the rounding of the gradients and
+        therefore on the number of processes.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     wide = (matrices.mT if tall else matrices).to(torch.float32 if matrices.device.type == "cpu" else torch.bfloat16)
@@ -117,7 +117,7 @@ def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
     return wide.mT if tall else wide
 
 
-# Optimizers of torch that take gradients of any shape, by their names in lower case.
+# Optimizers of torch that take gradients of any shape, by lower-case name.
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     kind.__name__.lower(): kind
     for kind in (
@@ -126,23 +126,23 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     )
 }  # fmt: skip
 
-# Those whose step of a number depends on that number alone, not on the rest of its matrix.
+# Optimizers that update each element independently of the rest of its matrix.
 ELEMENTWISE = OPTIMIZERS.keys() - {"adafactor", "muon"}
 
-# Our options, by the arguments of optimizers, with their types.
+# Argument of optimizers -> our option, and its type.
 ARGUMENTS: dict[str, tuple[str, type]] = {"betas": ("betas", tuple), "eps": ("epsilon", float)}
 
-# All of our options that an optimizer may have or not, by its arguments.
+# Argument that an optimizer may or may not have -> our option.
 SETTINGS = {"momentum": "momentum", **{argument: option for argument, (option, _) in ARGUMENTS.items()}}
 
-# Those with a fused implementation on CPUs and GPUs, for whole and for sharded parameters.
+# Optimizers with a fused implementation on CPUs and GPUs, for whole and sharded parameters.
 FUSED = (torch.optim.AdamW, torch.optim.Adam)
 
-# Of Muon: the coefficients of its polynomial, from its author's code, and how many matrices are multiplied together.
+# Muon: coefficients of the polynomial, from its author's code, and the number of matrices multiplied at a time.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 TOGETHER = 16
 
-# Weight decay applies to matrices and kernels, not to biases, norms, tokens and position embeddings.
+# Weight decay applies to matrices and kernels, not to biases, norms, tokens or position embeddings.
 MULTIPLYING_LAYERS = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.modules.conv._ConvNd)
 
 
@@ -157,20 +157,20 @@ def make_optimizer(
     betas: Sequence[float] | None = None,
     epsilon: float | None = None,
 ) -> torch.optim.Optimizer:
-    """Build an optimizer whose groups have their own learning rate, kept as `peak_lr`, and weight decay.
+    """Build an optimizer with a weight decay and a learning rate per group; groups keep the latter as `peak_lr`.
 
     Args:
-        model: the model; frozen parameters are omitted.
-        name: one of `OPTIMIZERS`, or `timm:NAME` for one of timm's, if it is installed.
+        model: the model; frozen parameters are left out.
+        name: one of `OPTIMIZERS`, or `timm:NAME` for an optimizer of timm, if timm is installed.
         learning_rate: peak learning rate of the head.
-        weight_decay: for matrices and kernels of layers only.
-        layer_decay: learning rate of each block relative to the next one; 1 treats all the same.
+        weight_decay: weight decay of matrices and kernels.
+        layer_decay: learning rate of each block relative to the next one; 1 gives all the same.
         momentum: momentum of SGD and Muon, and the first beta of Adam.
         betas: both betas of Adam and similar optimizers (default: `momentum` and 0.999).
-        epsilon: epsilon of the optimizer (default: its own).
+        epsilon: epsilon (default: the optimizer's own).
 
     Raises:
-        TrainingError: The optimizer is unknown or does not have betas or an epsilon, nothing is left to train, or
+        TrainingError: The optimizer is unknown or lacks the given betas or epsilon, nothing is left to train, or
             `layer_decay` is given for a model that is not a single stack of blocks.
     """
     decayed = {
@@ -203,7 +203,7 @@ def make_optimizer(
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the options that an optimizer may have or not, with its values; None for those that it does not have."""
+    """Return the values of the options in `SETTINGS` for an optimizer; None for an option that it does not have."""
     values = {option: optimizer.defaults.get(argument) for argument, option in SETTINGS.items()}
     return {name: ", ".join(map(str, value)) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -224,7 +224,7 @@ def build_optimizer(
     if name.startswith("timm:"):
         optimizer = _timm_optimizer(name[5:], parameter_groups, lr=learning_rate, momentum=momentum, **given)
         for argument, value in given.items():
-            if optimizer.defaults.get(argument) != value:  # timm drops arguments that the optimizer lacks
+            if optimizer.defaults.get(argument) != value:  # timm ignores arguments that the optimizer lacks
                 raise TrainingError(f"The optimizer {name} does not take the option {ARGUMENTS[argument][0]}: omit it.")
         return optimizer
     if name not in OPTIMIZERS:
@@ -266,12 +266,12 @@ def freeze(model: nn.Module, what: Sequence[str], head: Collection[str]) -> None
 
     Args:
         model: the classifier.
-        what: `backbone` (all but the head), a number (everything before the blocks, and that many blocks), or
+        what: `backbone` (all except the head), a number (everything before the blocks, and that many blocks), or
             patterns of names, such as `vit.embeddings.*`.
         head: names of the parameters of the head.
 
     Raises:
-        TrainingError: A pattern matches no parameter, or there are fewer blocks.
+        TrainingError: A pattern matches no parameter, or the model has fewer blocks.
     """
     names = [name for name, _ in model.named_parameters()]
     frozen: set[str] = set()
@@ -298,9 +298,9 @@ def freeze(model: nn.Module, what: Sequence[str], head: Collection[str]) -> None
 
 
 def freeze_unused(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
-    """Freeze parameters on which no logit depends, such as the last norm of CLIP: they are not trained anyway.
+    """Freeze parameters that no logit depends on, such as the last norm of CLIP.
 
-    Several processes would wait for their gradients.
+    They would not be trained anyway, and several processes would wait for their gradients.
 
     Args:
         model: the classifier, in any mode.
@@ -318,7 +318,7 @@ def freeze_unused(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
 
 
 def train_mode(model: nn.Module) -> None:
-    """Set training mode, except for fully frozen modules: these keep evaluation mode and running statistics."""
+    """Set training mode, except for fully frozen modules, which keep evaluation mode and their running statistics."""
     model.train()
     for module in model.modules():
         parameters = list(module.parameters())
@@ -327,13 +327,14 @@ def train_mode(model: nn.Module) -> None:
 
 
 def heights_above_input(names: Iterable[str]) -> dict[str, int]:
-    """Number the parameters of a stack of blocks by depth.
+    """Map the parameters of a stack of blocks to their depth.
 
     Args:
-        names: all parameters, in the order in which the model defines them.
+        names: names of all parameters, in the order in which the model defines them.
 
     Returns:
-        0 for everything before the blocks, 1 for the first block, and so on; one more than the last block for the rest.
+        0 for everything before the blocks, 1 for the first block, and so on; one more than the last block for
+        everything after it.
 
     Raises:
         TrainingError: There is not exactly one stack of blocks.
@@ -365,15 +366,15 @@ def learning_rate_factor(
     """Return the learning rate of an optimizer step as a fraction of its peak.
 
     Args:
-        step: from 0 to `total` - 1, in optimizer steps, however many processes and micro-batches make one.
+        step: number of the optimizer step, 0 to `total` - 1.
         total: optimizer steps of the run.
-        warmup: steps of the linear rise; the first step of all is taken at 1 / `warmup`.
-        schedule: `cosine` or `linear`, both down to `minimum`; `inverse_sqrt`, which falls as the root of the step and
-            by half until step 4 * `warmup` (Zhai et al. 2022), with 10,000 for the warm-up where there is none;
-            `constant` and `plateau`; or `rising`, exponentially from a ten-millionth, for trials.
-        minimum: the last learning rate as a fraction of the peak.
-        restarts: times that `cosine` starts again at the peak, in cycles of equal length (Loshchilov & Hutter 2017).
-        cooldown: last steps, in which the learning rate falls linearly towards 0 in addition.
+        warmup: steps of the linear rise; the first step is taken at 1 / `warmup`.
+        schedule: `cosine` or `linear`, down to `minimum`; `inverse_sqrt`, which decays with the square root of the step
+            and halves until step 4 * `warmup` (Zhai et al. 2022; without warm-up, 10,000 takes its place); `constant`
+            or `plateau`; or `rising`, exponentially from a ten-millionth, for trials.
+        minimum: final learning rate as a fraction of the peak.
+        restarts: number of times that `cosine` restarts at the peak, in equal cycles (Loshchilov & Hutter 2017).
+        cooldown: number of last steps over which the learning rate additionally falls linearly towards 0.
     """
     if step < warmup:
         return (step + 1) / warmup
@@ -392,7 +393,7 @@ def learning_rate_factor(
 
 
 def scheduled_rate(options: StepOptions, step: int, *, total: int, warmup: int) -> float:
-    """Return the learning rate of an optimizer step as a fraction of the peak learning rate of the options."""
+    """Return the learning rate of an optimizer step as a fraction of its peak, from the options of a run."""
     return learning_rate_factor(
         step,
         total=total,
@@ -405,10 +406,10 @@ def scheduled_rate(options: StepOptions, step: int, *, total: int, warmup: int) 
 
 
 class MovingAverage(AveragedModel):
-    """A moving average of weights, whose counter is on the CPU: a step would wait to read one on a GPU.
+    """A moving average of weights with its counter on the CPU: reading one on a GPU would stall each step.
 
     Args:
-        model: model of the weights.
+        model: the model whose weights are averaged.
         decay: the average moves by 1 - `decay` with each update.
         device: device of the average.
     """
@@ -419,13 +420,13 @@ class MovingAverage(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Move the average; the first update copies the weights. Buffers are those of the model."""
+        """Update the average; the first update copies the weights. Buffers are copied from the model."""
         averaged: list[torch.Tensor] = list(self.module.parameters())
         current = [parameter.to(averaged[0].device) for parameter in model.parameters()]
         if self.n_averaged:
             torch._foreach_lerp_(averaged, current, 1 - self.decay)
         else:
-            for ours, theirs in zip(averaged, current, strict=True):  # _foreach_copy_ knows no divided weights
+            for ours, theirs in zip(averaged, current, strict=True):  # _foreach_copy_ does not support sharded weights
                 ours.copy_(theirs)
         for ours, theirs in zip(self.module.buffers(), model.buffers(), strict=True):
             ours.copy_(theirs)
@@ -433,17 +434,17 @@ class MovingAverage(AveragedModel):
 
 
 def average_of(model: nn.Module, decay: float, accelerator: Accelerator) -> AveragedModel:
-    """Return a moving average of the weights; `update_parameters` after each step moves it by 1 - `decay`.
+    """Return a moving average of the weights; call `update_parameters` after each step.
 
     Raises:
-        TrainingError: The weights are going to be sharded.
+        TrainingError: Accelerate is going to shard the weights.
     """
     check_undivided(accelerator, "A moving average", "omit --ema_decay")
     return MovingAverage(model, decay, accelerator.device)
 
 
 def check_undivided(accelerator: Accelerator, what: str, remedy: str) -> None:
-    """Refuse what needs whole weights, or those divided by `--shard`.
+    """Refuse a feature that works with whole weights or `--shard`, but not with Accelerate's sharding.
 
     Raises:
         TrainingError: Accelerate shards the weights.

@@ -1,9 +1,9 @@
-"""Random numbers of layers that drop whole branches or patches, by the place of each image in the batch of a step.
+"""Random numbers for layers that drop branches or patches, determined by each image's place in the step's batch.
 
-Those that move the coordinates of rotary positions depend on the step alone.
+Random numbers that shift the coordinates of rotary embeddings depend on the step alone.
 
-A number is a hash of the seed, the step, the place of the image among all images of the step, the layer, and its index.
-It does not depend on the number of processes and micro-batches that share the step, nor on the device.
+Each number is a hash of the seed, the step, the place of the image among all images of the step, the layer, and the
+number's index. It depends neither on the number of processes and micro-batches that share the step nor on the device.
 
 The hash multiplies numbers below 2^32 by constants below 2^31, which does not overflow an int64.
 """
@@ -17,7 +17,7 @@ from torch import nn
 from .data.sampling import randomness
 
 MASK = 2**32 - 1
-GAP = 0x3C6EF372  # between the indices of neighbouring numbers, so that no hash is that of a bare index
+GAP = 0x3C6EF372  # spacing of the indices of successive numbers, so that no hash equals that of a plain index
 
 
 def scramble(numbers: torch.Tensor) -> torch.Tensor:
@@ -28,7 +28,7 @@ def scramble(numbers: torch.Tensor) -> torch.Tensor:
 
 
 class Places:
-    """The places of the images that a model is processing; until they are set, layers draw from torch's generator.
+    """The places of the images that a model processes; until they are set, layers draw from torch's generator.
 
     Args:
         seed: seed of the run.
@@ -46,11 +46,11 @@ class Places:
 
 
 class LayerNumbers:
-    """Random numbers of one layer.
+    """Random numbers for one layer.
 
     Args:
         places: places of the images.
-        layer: number of the layer among those that draw.
+        layer: number of the layer among those that draw numbers.
     """
 
     def __init__(self, places: Places, layer: int) -> None:
@@ -59,7 +59,7 @@ class LayerNumbers:
 
 
 class PlacedUniform(LayerNumbers):
-    """Uniform numbers in [0, 1) for one layer; called like `torch.rand`, with the images as the first dimension."""
+    """Uniform numbers in [0, 1) for one layer; called like `torch.rand`, with images as the first dimension."""
 
     def __call__(self, images: int, *shape: int, device: torch.device) -> torch.Tensor:
         """Return numbers of shape (images, *shape)."""
@@ -72,7 +72,7 @@ class PlacedUniform(LayerNumbers):
 
 
 class StepUniform(LayerNumbers):
-    """Uniform numbers in [0, 1) for one layer that are the same for all images of a step; called like `torch.rand`."""
+    """Uniform numbers in [0, 1) for one layer, the same for all images of a step; called like `torch.rand`."""
 
     def __call__(self, count: int, device: torch.device) -> torch.Tensor:
         """Return the numbers of the step, of shape (count,)."""
@@ -85,11 +85,11 @@ class StepUniform(LayerNumbers):
 
 
 class DropPath(nn.Module):
-    """Drop a residual branch for some images in training: as in other libraries, with numbers by place.
+    """Drop a residual branch for some images in training, as other libraries do, but with random numbers by place.
 
     Args:
-        rate: probability.
-        uniform: numbers of this layer.
+        rate: drop probability.
+        uniform: random numbers of this layer.
     """
 
     def __init__(self, rate: float, uniform: PlacedUniform) -> None:
@@ -107,11 +107,11 @@ class DropPath(nn.Module):
 
 
 def draw_by_place(model: nn.Module, places: Places) -> int:
-    """Let the layers of a model that drop branches or patches draw by place, in training.
+    """Make layers that drop branches or patches in training draw their random numbers by place.
 
-    These are plain-vit's, which draw with their attribute `uniform` (or `uniform_of_step`, for all images alike), and
-    the `DropPath` layers of transformers and timm, which are replaced by an equivalent one. Dropout of single elements
-    is not changed.
+    These are plain-vit's own layers, which draw with their attribute `uniform` (or `uniform_of_step`, the same for all
+    images), and the `DropPath` layers of transformers and timm, which are replaced by an equivalent. Dropout of single
+    elements is not changed.
 
     Args:
         model: any model, changed in place; parameters and their names stay the same.

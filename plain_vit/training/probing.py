@@ -1,10 +1,10 @@
-"""Probes of frozen features: classifiers trained by descent, few-shot ridge regression, nearest neighbours.
+"""Probes of frozen features: classifiers trained by gradient descent, few-shot ridge regression, nearest neighbours.
 
-A classifier is a linear layer on pooled features, or on what a learned query reads from the patch tokens (an attentive
-probe); one is trained for each learning rate, all at once. The tokens of a split are on disk, in float16; one batch of
-them is in memory at a time.
+A classifier is a linear layer on pooled features, or on patch tokens pooled by a learned query (an attentive probe).
+One is trained for each learning rate, all at once. The tokens of a split are on disk in float16; only one batch is in
+memory at a time.
 
-Legend: `N` images, `L` patches, `D` features, `H` heads, `d` features of a head, `K` classes, `P` probes (one for each
+Legend: `N` images, `L` patches, `D` features, `H` heads, `d` features of a head, `K` classes, `P` probes (one per
 learning rate), `B` batch, `Q` images to classify.
 """
 
@@ -37,39 +37,39 @@ with needs("plain-vit[train]"):
     from accelerate import Accelerator
 
 MOMENTUM = 0.9  # of SGD
-BETAS = (0.9, 0.95)  # of AdamW, as CAPI has them
-DEVIATIONS = {"sgd": 0.0, "lars": 0.01, "adamw": 0.02}  # of the initial weights; LARS would not move weights of norm 0
-BASE_BATCH_SIZE = 256  # images per step that learning rates are for
+BETAS = (0.9, 0.95)  # of AdamW, as in CAPI
+DEVIATIONS = {"sgd": 0.0, "lars": 0.01, "adamw": 0.02}  # of the initial weights; LARS cannot update weights of norm 0
+BASE_BATCH_SIZE = 256  # images per step at which learning rates are given
 # From DINOv2 (Oquab et al. 2023).
 LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
-BIAS = 100.0  # of the constant feature, as big_vision's few-shot evaluation has it
-EPSILON = 1e-5  # added to deviations
-TEMPERATURE = 0.07  # of DINO's votes
-QUERIES, NEIGHBORS = 256, 16_384  # images compared with each other at a time
-TRUST = 0.001  # of LARS: norm of a gradient relative to that of the weights
-# The final norm of the tokens, without the one of pooled features.
+BIAS = 100.0  # value of the constant feature, as in big_vision's few-shot evaluation
+EPSILON = 1e-5  # added to standard deviations
+TEMPERATURE = 0.07  # of the votes, as in DINO
+QUERIES, NEIGHBORS = 256, 16_384  # images compared at a time
+TRUST = 0.001  # LARS: norm of a gradient relative to the norm of the weights
+# Where to keep the final norm of the tokens without the norm of pooled features.
 NORMS = {"after_pooling": "none", "both": "before_pooling"}
 
 
 @dataclass(frozen=True)
 class Features:
-    """Features of a split from a frozen model.
+    """Features of a split, computed by a frozen model.
 
     Args:
-        values: the inputs of its head in float32 [N, D], or its patch tokens in float16 [N, L, D], mapped from a file.
-        labels: [N].
+        values: the inputs of the head in float32 [N, D], or the patch tokens in float16 [N, L, D], mapped from a file.
+        labels: class numbers [N].
     """
 
     values: torch.Tensor
     labels: torch.Tensor
 
     def batches(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield values in float32 with their labels, in order."""
+        """Yield batches of values in float32 with their labels, in order."""
         for values, labels in zip(self.values.split(size), self.labels.split(size), strict=True):
             yield values.float(), labels
 
     def statistics(self, batch_size: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and standard deviation of each feature over all images and their patches, in float32 [D]."""
+        """Return mean and standard deviation of each feature over all images and patches, in float32 [D]."""
         sums = torch.zeros(2, self.values.shape[-1], dtype=torch.float64)
         for values, _ in self.batches(batch_size):
             flat = values.flatten(0, -2).double()
@@ -79,10 +79,10 @@ class Features:
 
 
 def head_layer(model: PreTrainedModel) -> tuple[str, nn.Linear]:
-    """Return the linear layer that maps features to logits, with its name.
+    """Return the name and the linear layer of a model that maps features to logits.
 
     Raises:
-        TrainingError: The model has no such layer, or several.
+        TrainingError: The model has no such layer or several.
     """
     names = {name.rpartition(".")[0] for name in head_of(model)}
     layers = [(name, model.get_submodule(name)) for name in sorted(names)]
@@ -97,7 +97,7 @@ def head_layer(model: PreTrainedModel) -> tuple[str, nn.Linear]:
 def extract_features(
     model: PreTrainedModel, loader: Iterable[Mapping[str, Any]], accelerator: Accelerator, *, size: int
 ) -> Features:
-    """Compute the inputs of a model's head for a split, each image once.
+    """Compute the inputs of a model's head once for each image of a split.
 
     Args:
         model: any transformers image classifier with one linear head; left in evaluation mode.
@@ -126,7 +126,7 @@ def extract_features(
 def write_tokens(
     model: PreTrainedModel, loader: Iterable[Mapping[str, Any]], accelerator: Accelerator, file: Path, *, size: int
 ) -> None:
-    """Write the patch tokens of a split after the final norm, each image once, as a `.npy` file of the main process.
+    """Write the patch tokens of a split, after the final norm, to a `.npy` file from the main process.
 
     Args:
         model: a plain ViT; left in evaluation mode.
@@ -167,7 +167,7 @@ def _gathered(
     accelerator: Accelerator,
     size: int,
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield what a model computes for the batches of all processes, on the CPU; refuse another number of images."""
+    """Yield a model's results for the batches of all processes, on the CPU; check the number of images."""
     model.eval()
     done = 0
     for batch in loader:
@@ -181,20 +181,20 @@ def _gathered(
 
 
 def open_tokens(file: Path, labels: torch.Tensor) -> Features:
-    """Map the patch tokens of a split from a file of `write_tokens`."""
+    """Memory-map the patch tokens of a split from a file written by `write_tokens`."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that tensors can be written to, and this file cannot
+        warnings.simplefilter("ignore")  # torch warns that the array is read-only
         return Features(torch.from_numpy(np.load(file, mmap_mode="r")), labels)
 
 
 @dataclass(frozen=True)
 class Query:
-    """The pooling of an attentive probe: the attention of one learned query.
+    """Pooling of an attentive probe: the attention of one learned query.
 
     Args:
         heads: number of heads H.
-        query: [D].
-        key: weights of the keys [D, D]; keys have no bias, which would not change the attention.
+        query: the query [D].
+        key: weights of the keys [D, D]; a bias of the keys would not change the attention.
         value: weights of the values [D, D].
         bias: added to the pooled values [D].
     """
@@ -214,13 +214,13 @@ class Query:
 
 @dataclass(frozen=True)
 class Probe:
-    """A linear classifier of features, or of tokens that a query pools.
+    """A linear classifier of features, or of tokens pooled by a query.
 
     Args:
         learning_rate: peak learning rate, for 256 images per step.
-        weight: [K, D].
-        bias: [K].
-        pooling: what pools tokens; None for features.
+        weight: weights of the classifier [K, D].
+        bias: bias of the classifier [K].
+        pooling: pooling of tokens; None for features.
     """
 
     learning_rate: float
@@ -234,7 +234,7 @@ class Probe:
 
     @torch.no_grad()
     def accuracy(self, features: Features, batch_size: int = 256) -> float:
-        """Return the accuracy."""
+        """Return the accuracy on labelled features, 0 to 1."""
         right = sum((self.logits(values).argmax(1) == labels).sum() for values, labels in features.batches(batch_size))
         return int(right) / len(features.labels)
 
@@ -242,16 +242,16 @@ class Probe:
 def pool_by_query(
     tokens: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, heads: int
 ) -> torch.Tensor:
-    """Pool tokens by the attention of learned queries, one for each probe.
+    """Pool tokens by the attention of learned queries, one per probe.
 
-    The query is taken through the weights of the keys, and the weighted mean of the tokens through those of the values:
-    the same numbers as with keys and values of all tokens, for D / H times fewer multiplications.
+    The key weights are applied to the query, and the value weights to the weighted mean of the tokens. The result is as
+    with keys and values of all tokens, for D / H times fewer multiplications.
 
     Args:
-        tokens: [B, L, D].
-        query: [P, D].
-        key: [P, D, D].
-        value: [P, D, D].
+        tokens: patch tokens [B, L, D].
+        query: queries [P, D].
+        key: weights of the keys [P, D, D].
+        value: weights of the values [P, D, D].
         heads: number of heads H.
 
     Returns:
@@ -277,23 +277,23 @@ def train_probes(
     warmup_epochs: float = 0.0,
     seed: int = 0,
 ) -> list[Probe]:
-    """Train one classifier for each learning rate, all on the same batches, with a cosine schedule.
+    """Train one classifier per learning rate, all on the same batches, with a cosine schedule.
 
-    The features are standardised first, like with a batch norm without gain (the probes of MAE and AIM); this is folded
-    into the returned probes, which take the raw features.
+    The features are standardised first, as by a batch norm without gain (the probes of MAE and AIM). This is folded
+    into the returned probes, which take raw features.
 
     Args:
         features: training features, or tokens.
         classes: number of classes.
-        heads: number of heads of the query that pools tokens, which divides their width; None for features.
+        heads: number of heads of the query that pools tokens, a divisor of D; None for features.
         learning_rates: peak learning rates, for 256 images per step; they scale with `batch_size`.
         epochs: passes over the features.
         batch_size: images per step.
-        weight_decay: weight decay; not of the bias, except with `sgd`.
-        optimizer: of features: `sgd`, or `lars`: SGD with the gradient of each weight matrix scaled to its norm (You et
-            al. 2017, as in MAE's linear probe). Attentive probes are trained by AdamW.
+        weight_decay: weight decay; it applies to the bias only with `sgd`.
+        optimizer: optimizer for features: `sgd`, or `lars`, SGD with the gradient of each weight matrix scaled to the
+            norm of the matrix (You et al. 2017, as in MAE's linear probe). Attentive probes are trained with AdamW.
         warmup_epochs: passes over the features during which the learning rates rise linearly.
-        seed: seed of the order and of the initial weights, which are 0 with `sgd`.
+        seed: seed of the order and of the initial weights, which are zero with `sgd`.
 
     Returns:
         The probes, in the order of the learning rates.
@@ -319,7 +319,7 @@ def train_probes(
     orders = (np.random.default_rng((seed, epoch)).permutation(count) for epoch in range(math.ceil(epochs) + 1))
     order = torch.from_numpy(np.concatenate(list(orders)))
     for step in range(total):
-        rows = order[step * batch_size : (step + 1) * batch_size].sort().values  # in the order of the file
+        rows = order[step * batch_size : (step + 1) * batch_size].sort().values  # read in file order
         inputs = (features.values[rows].float() - mean) / std
         stacked = {name: torch.stack([probe[name] for probe in probes]) for name in start}
         weight, bias = stacked.pop("weight"), stacked.pop("bias")
@@ -328,7 +328,7 @@ def train_probes(
         else:
             logits = torch.einsum("pbd,pkd->pbk", pool_by_query(inputs, **stacked, heads=heads), weight) + bias[:, None]
         targets = features.labels[rows].expand(len(probes), -1)
-        # The sum over the probes, which are independent.
+        # Sum over the probes, which are independent.
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / len(rows)
         descent.zero_grad()
         loss.backward()
@@ -371,7 +371,7 @@ def _make_optimizer(
 def _for_raw_features(
     rate: float, heads: int | None, probe: Mapping[str, torch.Tensor], mean: torch.Tensor, std: torch.Tensor
 ) -> Probe:
-    """Fold the standardisation into a probe; the mean of tokens adds the same to all scores of the attention."""
+    """Fold the standardisation into a probe; the mean of tokens shifts all attention scores alike and drops out."""
     weight, bias = probe["weight"], probe["bias"]
     if heads is None:
         return Probe(rate, weight / std, bias - (weight / std) @ mean)
@@ -389,19 +389,19 @@ def _adapt_gradient(weight: torch.Tensor, weight_decay: float) -> None:
 
 
 def attentive_heads(model: PreTrainedModel) -> int:
-    """Return the heads of a probe: those of the model's attention, or the most that divide them and the width."""
+    """Return the number of heads of a probe: the model's, or its greatest common divisor with the width."""
     config: Any = model.config
     return math.gcd(config.num_attention_heads, config.hidden_size)
 
 
 def attentive_classifier(model: PreTrainedModel) -> PlainViTForImageClassification:
-    """Return a classifier with the layers of a model and, untrained, the pooling and classifier of an attentive probe.
+    """Return a classifier with the layers of a model, and an untrained attentive probe as its pooling and head.
 
     Args:
-        model: a plain ViT with a classifier, which is left as it is.
+        model: a plain ViT with a classifier; it is not changed.
 
     Raises:
-        TrainingError: It is another model, or has a part that is not combined with this pooling.
+        TrainingError: The model is not a plain ViT, or has a part that cannot be combined with this pooling.
     """
     if not isinstance(model, PlainViTForImageClassification):
         raise TrainingError(
@@ -428,7 +428,7 @@ def attentive_classifier(model: PreTrainedModel) -> PlainViTForImageClassificati
 
 @torch.no_grad()
 def use_probe(classifier: PreTrainedModel, probe: Probe) -> None:
-    """Put a trained probe into a model: into its head, and into the pooling that `attentive_classifier` gave it."""
+    """Copy a trained probe into the head of a model and, if attentive, into the pooling of `attentive_classifier`."""
     _, head = head_layer(classifier)
     head.weight.copy_(probe.weight)
     head.bias.copy_(probe.bias)
@@ -446,7 +446,7 @@ def use_probe(classifier: PreTrainedModel, probe: Probe) -> None:
 
 
 def check_shots(labels: torch.Tensor, classes: int, shots: int) -> None:
-    """Refuse a number of images that some class does not have.
+    """Refuse a number of images per class that is larger than a class.
 
     Raises:
         DataError: A class has fewer.
@@ -463,7 +463,7 @@ def check_shots(labels: torch.Tensor, classes: int, shots: int) -> None:
 
 
 def choose_shots(labels: torch.Tensor, classes: int, shots: int, *, seed: int) -> torch.Tensor:
-    """Return the rows of `shots` images of each class.
+    """Return the rows of `shots` random images of each class.
 
     Raises:
         DataError: A class has fewer.
@@ -476,20 +476,20 @@ def choose_shots(labels: torch.Tensor, classes: int, shots: int, *, seed: int) -
 
 
 def fit_ridge(features: Features, classes: int, *, l2: float = 2.0**10) -> tuple[torch.Tensor, torch.Tensor]:
-    """Solve ridge regression from features to -1 and 1 in closed form.
+    """Solve the ridge regression from features to targets of -1 and 1 in closed form.
 
-    Each feature is standardised, and a constant feature is added, which is regularised like the others.
+    Each feature is standardised. A constant feature is added and regularised like the others.
 
     Args:
         features: features of the few images.
         classes: number of classes.
-        l2: weight of the squared norm.
+        l2: weight of the squared norm of the solution.
 
     Returns:
         Weights [K, D] and bias [K] for the raw features, in float64.
 
     Source:
-        Dosovitskiy et al. 2021, section 4.1; the constants are those of big_vision's few-shot evaluation.
+        Dosovitskiy et al. 2021, section 4.1; constants from big_vision's few-shot evaluation.
     """
     values = features.values.double()
     mean, std = values.mean(dim=0), values.std(dim=0, correction=0) + EPSILON
@@ -498,7 +498,7 @@ def fit_ridge(features: Features, classes: int, *, l2: float = 2.0**10) -> tuple
     if inputs.shape[1] <= len(inputs):
         gram = inputs.T @ inputs + l2 * torch.eye(inputs.shape[1], dtype=torch.float64)
         solution = torch.linalg.solve(gram, inputs.T @ targets)
-    else:  # fewer images than features: the same solution from the smaller system
+    else:  # fewer images than features: the smaller system has the same solution
         gram = inputs @ inputs.T + l2 * torch.eye(len(inputs), dtype=torch.float64)
         solution = inputs.T @ torch.linalg.solve(gram, targets)
     weight = solution[:-1].T / std
@@ -508,7 +508,7 @@ def fit_ridge(features: Features, classes: int, *, l2: float = 2.0**10) -> tuple
 def few_shot_accuracies(
     train: Features, held_out: Features, classes: int, *, shots: int, seeds: Sequence[int], l2: float = 2.0**10
 ) -> list[float]:
-    """Return the accuracy of ridge regression on `shots` images per class for each seed, which selects them."""
+    """Return the accuracy of ridge regression for each seed, which selects `shots` images per class."""
     accuracies = []
     for seed in seeds:
         rows = choose_shots(train.labels, classes, shots, seed=seed)
@@ -519,11 +519,11 @@ def few_shot_accuracies(
 
 
 def nearest_neighbors(train: torch.Tensor, queries: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the nearest features by cosine similarity, a chunk of them at a time.
+    """Find the nearest training features by cosine similarity, computed in chunks.
 
     Args:
-        train: [N, D].
-        queries: [Q, D].
+        train: training features [N, D].
+        queries: features to look up [Q, D].
         count: number of neighbours, at most N.
 
     Returns:
@@ -541,7 +541,7 @@ def nearest_neighbors(train: torch.Tensor, queries: torch.Tensor, count: int) ->
 
 
 def check_neighbors(images: int, counts: Sequence[int], temperature: float) -> None:
-    """Refuse numbers of neighbours that a number of training images does not have.
+    """Refuse numbers of neighbours above the number of training images.
 
     Raises:
         DataError: There are fewer training images than neighbours.
@@ -556,14 +556,14 @@ def check_neighbors(images: int, counts: Sequence[int], temperature: float) -> N
 def classify_by_neighbors(
     train: Features, queries: torch.Tensor, classes: int, *, counts: Sequence[int], temperature: float = TEMPERATURE
 ) -> dict[int, torch.Tensor]:
-    """Classify images by the votes of the nearest training images, each weighted by exp(cosine / temperature).
+    """Classify images by votes of the nearest training images, weighted by exp(cosine / temperature).
 
     Args:
         train: training features.
         queries: features to classify [Q, D].
         classes: number of classes.
         counts: numbers of neighbours that vote.
-        temperature: the lower, the more the nearest count.
+        temperature: above 0; the lower, the more the nearest neighbours count.
 
     Returns:
         The predicted classes [Q] for each number of neighbours.
@@ -579,7 +579,7 @@ def classify_by_neighbors(
     predictions: dict[int, list[torch.Tensor]] = {count: [] for count in counts}
     for start in range(0, len(queries), QUERIES):
         similarity, rows = nearest_neighbors(train.values, queries[start : start + QUERIES], max(counts))
-        votes = (similarity.double() / temperature).softmax(dim=1)  # proportional to the exponentials, for any width
+        votes = (similarity.double() / temperature).softmax(dim=1)  # proportional to the exponentials, without overflow
         labels = train.labels[rows]
         for count in counts:
             scores = torch.zeros(len(rows), classes, dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""Recipes: named options of published runs, with the published results.
+"""Recipes: named sets of options from published runs, with the published results.
 
-`--recipe NAME` sets the options of a recipe, and any other option overrides them. Where a publication selects an option
-on a development split, the recipe has one choice and says so. A target is given if the publication reports one for the
-same options. `source` names the file or table of the numbers, `missing` what of it is not among the options.
+`--recipe NAME` sets the options of a recipe; options given explicitly override them. If a publication selects an option
+on a development split, the recipe has one choice and says so. A target is given if the publication reports a result for
+the same options. `source` names the file or table of the numbers, `missing` the parts of the run that have no option.
 """
 
 import difflib
@@ -16,15 +16,15 @@ from ..errors import TrainingError
 
 @dataclass(frozen=True)
 class Recipe:
-    """Named options.
+    """A named set of options.
 
     Args:
-        description: description in a sentence or two.
+        description: one or two sentences.
         options: options of the training scripts, by name.
         source: where the numbers are published: a file of a repository, or a table of a paper.
-        missing: parts of the published run that these options do not repeat; empty if there are none.
-        target: the published result, and its model; empty if none is reported.
-        script: the script in examples/ it belongs to.
+        missing: parts of the published run that these options do not reproduce; empty if there are none.
+        target: the published result and its model; empty if none is reported.
+        script: the script in examples/ that the recipe is for.
     """
 
     description: str
@@ -65,7 +65,7 @@ PAPER_FINETUNING = {
     "schedule": "cosine", "warmup_steps": 500, "max_grad_norm": 1.0, "label_smoothing": 0.0, "image_size": [384],
     **INCEPTION_CROP,
 }  # fmt: skip
-# Table 3. Their Adam has decoupled weight decay, which is AdamW today.
+# Table 3. Their Adam has decoupled weight decay, as AdamW.
 PAPER_PRETRAINING = {
     "from_scratch": True, "initialization": "google", "optimizer": "adamw", "momentum": 0.9, "batch_size": 4096,
     "warmup_steps": 10_000, "image_size": [224], "dropout": 0.1, "label_smoothing": 0.0, **INCEPTION_CROP,
@@ -138,14 +138,14 @@ PAPER = {
 
 
 # AugReg (Steiner et al. 2022) and SimpleViT (Beyer et al. 2022). big_vision multiplies the weight decay by the schedule
-# but not by the learning rate: its 1e-4 at a rate of 1e-3 is 0.1 for AdamW of torch.
+# but not by the learning rate: its 1e-4 at a learning rate of 1e-3 is 0.1 for torch's AdamW.
 
 BIG_VISION = {
     "from_scratch": True, "initialization": "google", "optimizer": "adamw", "momentum": 0.9, "learning_rate": 1e-3,
     "weight_decay": 0.1, "schedule": "cosine", "warmup_steps": 10_000, "max_grad_norm": 1.0, "label_smoothing": 0.0,
     "image_size": [224], "test_crop": 0.875, **INCEPTION_CROP,
 }  # fmt: skip
-# Its pp.resize of 448 is read only without the crop of input_pipeline.py, which is on.
+# Its pp.resize of 448 has no effect: input_pipeline.py reads it only without its crop, which is on.
 AUGREG_FINETUNING_SOURCE = "google-research/vision_transformer, vit_jax/configs/augreg.py and input_pipeline.py"
 BIG_VISION_MISSING = "the last 1% of the training images, which it holds out; the first moment in bfloat16"
 
@@ -213,7 +213,7 @@ AUGREG = {
 
 
 # DeiT (Touvron et al. 2021) and DeiT-III (Touvron et al. 2022). DeiT and MAE scale the learning rate with the batch
-# size, but not its minimum; here both scale, and the minimum at the batch size of the recipe is theirs.
+# size, but not its minimum. Here both scale, and the minimum equals theirs at the batch size of the recipe.
 
 
 DEIT = {
@@ -223,7 +223,7 @@ DEIT = {
 }  # fmt: skip
 DEIT_MISSING = f"the warm-up from 1e-6 and the schedule in whole epochs; {TIMM_PREPROCESSING}"
 DEIT_TOKEN = "the deviation of a new class token (0.02)"
-# apex' FusedLAMB clips gradients at 1 by itself.
+# apex's FusedLAMB itself clips gradients at 1.
 LAMB = {"optimizer": "timm:lamb", "betas": [0.9, 0.999], "epsilon": 1e-8, "max_grad_norm": 1.0}
 DEIT3 = {
     "schedule": "cosine", "min_learning_rate": 1e-5, "batch_size": 2048, "test_crop": 1.0, "horizontal_flip": 0.5,
@@ -462,10 +462,10 @@ def recipe_options(name: str, known: Collection[str]) -> dict[str, Any]:
 
     Args:
         name: one of `RECIPES`.
-        known: the options that the script has.
+        known: the options of the script.
 
     Raises:
-        TrainingError: There is no such recipe, or it belongs to another script.
+        TrainingError: The recipe does not exist or belongs to another script.
     """
     if name not in RECIPES:
         close = difflib.get_close_matches(name, RECIPES, n=3)
@@ -478,7 +478,7 @@ def recipe_options(name: str, known: Collection[str]) -> dict[str, Any]:
 
 
 def describe_recipes() -> str:
-    """Return descriptions, published results, sources and options of all recipes."""
+    """Return the descriptions, published results, sources and options of all recipes, as text."""
     paragraphs = []
     for name, recipe in RECIPES.items():
         words = [

@@ -1,4 +1,4 @@
-"""Results of models that predict vectors: several labels of an image, or numbers.
+"""Results of models that predict vectors: several labels per image, or numbers.
 
 Legend: `N` images, `K` labels or numbers.
 """
@@ -28,7 +28,7 @@ with needs("plain-vit[train]"):
         recall_score,
     )
 
-# The values of an evaluation by which weights can be selected; the first one is the default.
+# Values of an evaluation that can select weights; the first one is the default.
 METRICS = {
     MULTI_LABEL: ("mean_average_precision", "loss", "macro_f1", "micro_f1", "calibration_error"),
     REGRESSION: ("loss", "mean_absolute_error", "r2"),
@@ -37,12 +37,12 @@ METRICS = {
 
 @dataclass(frozen=True)
 class LabelResult:
-    """Result for one label, or for one of the numbers; what does not apply is NaN.
+    """Result for one label or one predicted number; values that do not apply are NaN.
 
     Args:
-        name: its name.
-        images: number of images that have the label, or all.
-        values: results by their names.
+        name: name of the label or number.
+        images: number of images that have the label, or of all images.
+        values: results by name.
     """
 
     name: str
@@ -52,13 +52,13 @@ class LabelResult:
 
 @dataclass(frozen=True)
 class VectorEvaluation:
-    """Result of an evaluation, the same in every process, in the order of the split.
+    """Result of an evaluation, in the order of the split; the same in every process.
 
     Args:
         problem_type: `multi_label_classification` or `regression`.
         loss: mean binary cross-entropy in nats, or mean squared error.
-        targets: [N, K].
-        outputs: logits, or predicted numbers, [N, K].
+        targets: targets [N, K].
+        outputs: logits or predicted numbers [N, K].
     """
 
     problem_type: str
@@ -73,20 +73,20 @@ class VectorEvaluation:
 
     @property
     def predictions(self) -> np.ndarray:
-        """Return probabilities, or predicted numbers, [N, K]."""
+        """Return probabilities or predicted numbers [N, K]."""
         return scores(torch.from_numpy(self.outputs), self.problem_type).numpy()
 
     @cached_property
     def calibration(self) -> Calibration:
-        """Return how often an image has a label that was predicted with a probability, over all labels."""
+        """Return the calibration of the predicted probabilities, over all labels."""
         return Calibration.of(self.predictions.ravel(), self.targets.ravel())
 
     @cached_property
     def values(self) -> dict[str, float]:
         """Return the logged values.
 
-        Average precision is over the labels that images have. F1 is also over those that are predicted without any
-        image, where it is 0, as in scikit-learn with `zero_division=nan`.
+        Average precision is averaged over labels that occur. F1 is averaged also over labels that are predicted but do
+        not occur, where it is 0, as in scikit-learn with `zero_division=nan`.
         """
         if self.problem_type == MULTI_LABEL:
             present = np.flatnonzero(self.targets.any(axis=0))
@@ -142,19 +142,19 @@ class VectorEvaluation:
 
 
 def f1_scores(given: np.ndarray, shown: np.ndarray) -> np.ndarray:
-    """Return F1 of each label, 0 where no image has or is said to have it.
+    """Return F1 of each label; 0 for labels that neither occur nor are predicted.
 
-    scikit-learn takes the column of a single label for two classes, of which it returns the mean.
+    scikit-learn would treat a single label as two classes and return their mean.
 
     Args:
-        given: whether images have labels [N, ...].
-        shown: whether they are said to.
+        given: whether images have the labels [N, ...].
+        shown: whether the labels are predicted [N, ...].
     """
     return 2 * (given & shown).sum(axis=0) / np.maximum(given.sum(axis=0) + shown.sum(axis=0), 1)
 
 
 def vector_table(evaluation: VectorEvaluation, images: Sequence[str], names: Sequence[str]) -> str:
-    """Return a CSV table with a row per image: its name, and target and prediction of each label or number, exactly."""
+    """Return a CSV table with a row per image: name, and exact target and prediction of each label or number."""
     head = ["path", *(word for name in names for word in (name, f"predicted {name}"))]
     rows = []
     for image, target, predicted in zip(images, evaluation.targets, evaluation.predictions, strict=True):
@@ -171,12 +171,12 @@ def evaluate_vectors(
     size: int,
     problem_type: str,
 ) -> VectorEvaluation:
-    """Evaluate a model on a whole split, each image once.
+    """Evaluate a model once on each image of a split.
 
     Args:
-        model: see `gather_results`, like the others.
+        model: see `gather_results`.
         loader: batches with `labels` [B, K].
-        accelerator: of the run.
+        accelerator: accelerator of the run.
         size: number of images of the split.
         problem_type: `multi_label_classification` or `regression`.
 
@@ -189,6 +189,6 @@ def evaluate_vectors(
         loss = F.binary_cross_entropy_with_logits(outputs.double(), targets.double())
     else:
         loss = F.mse_loss(outputs.double(), targets.double())
-    if not loss.isfinite():  # scikit-learn refuses to judge such outputs
+    if not loss.isfinite():  # scikit-learn refuses such outputs
         raise TrainingError("The outputs of the model are not finite: train with a lower --learning_rate.")
     return VectorEvaluation(problem_type, float(loss), targets.numpy(), outputs.numpy())

@@ -14,7 +14,7 @@ from .data.augmentation import input_size
 from .models import with_processed_size
 
 VIEWS = ("one", "flip", "ten_crop")
-ENLARGED = 8 / 7  # of the sides of an image that ten crops of the model's size are taken from, such as 256 for 224
+ENLARGED = 8 / 7  # side of the image that ten crops are taken from, relative to the crop: 256 for 224
 
 
 class AveragedViews(nn.Module):
@@ -39,12 +39,12 @@ class AveragedViews(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> Any:
         """Return an output whose `logits` [B, K] are logarithms of the mean probabilities."""
         views = [self.model(pixel_values=view).logits.float().log_softmax(dim=-1) for view in self.views(pixel_values)]
-        shares = torch.stack(views).logsumexp(dim=0)  # `log_softmax` again subtracts the logarithm of their number
+        shares = torch.stack(views).logsumexp(dim=0)  # log of the sum; `log_softmax` turns it into the mean
         return SimpleNamespace(logits=shares.log_softmax(dim=-1))
 
 
 def with_views(model: nn.Module, image_processor: Any, kind: str) -> tuple[nn.Module, Any]:
-    """Return a model that averages views, and the image processor of the images that they are taken from.
+    """Return a model that averages views, and the image processor for the images that the views are taken from.
 
     Args:
         model: maps `pixel_values` to an output with `logits`.

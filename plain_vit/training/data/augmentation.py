@@ -1,4 +1,4 @@
-"""Training images from file to pixels: crop, augmentation, normalisation.
+"""Training images, from file to pixels: decoding, crop, augmentation, normalisation.
 
 Legend: `B` batch, `C` channels, `H W` pixels.
 """
@@ -31,10 +31,10 @@ with needs("plain-vit[train]"):
 
 
 class AugmentedImages(torch.utils.data.Dataset):
-    """Training images indexed by epoch, row and copy, as by `ShuffledStream`; the index determines the augmentation.
+    """Training images, indexed by the keys of `ShuffledStream`, which determine the augmentation.
 
-    An unreadable image is replaced by the next readable one and named in `broken`. Pixels are in [0, 255]; the batch is
-    normalised as a whole.
+    An unreadable image is replaced by the next readable one and reported in `broken`. Pixels are in [0, 255]; batches
+    are normalised later.
 
     Args:
         split: rows with an `image` and a `label`.
@@ -52,7 +52,7 @@ class AugmentedImages(torch.utils.data.Dataset):
         return self.__getitems__([place])[0]
 
     def __getitems__(self, places: Sequence[tuple[int, ...]]) -> list[dict[str, Any]]:
-        needed = list(dict.fromkeys(places))  # the first image of a batch may come again, as the partner of its last
+        needed = list(dict.fromkeys(places))  # the first image of a batch may recur as the partner of the last
         examples = stored_rows(self.files, [row for _, row, *_ in needed])
         augmented = {place: self._augmented(example, place) for place, example in zip(needed, examples, strict=True)}
         return [augmented[place] for place in places]
@@ -96,7 +96,7 @@ def input_size(image_processor: Any) -> tuple[int, int]:
 
 
 def pixel_levels(image_processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and standard deviation of the processor per channel, for pixels in [0, 255]."""
+    """Return the processor's mean and standard deviation per channel, for pixels in [0, 255]."""
     level = image_processor.rescale_factor if image_processor.do_rescale else 1
     if not image_processor.do_normalize:
         return torch.zeros(3, dtype=torch.float64), torch.full((3,), 1 / level, dtype=torch.float64)
@@ -105,19 +105,19 @@ def pixel_levels(image_processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class RelativeCrop:
-    """Draws a part of an image whose aspect ratio is 3/4 to 4/3 times that of the image, as timm does for NaFlex.
+    """Random crop whose aspect ratio is 3/4 to 4/3 times the image's, as timm's for NaFlex.
 
     Args:
-        smallest: smallest fraction of the area that is kept, above 0.
+        smallest: smallest fraction of the area to keep, above 0.
     """
 
-    SIDE = 2**16  # of the square in which the part is drawn
+    SIDE = 2**16  # side of the square in which the crop is drawn
 
     def __init__(self, smallest: float) -> None:
         self.of_square = v2.RandomResizedCrop(1, scale=(smallest, 1), ratio=(3 / 4, 4 / 3))
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, int]:
-        """Draw a part of the first image."""
+        """Draw a crop for the first image."""
         height, width = flat_inputs[0].shape[-2:]
         part = self.of_square.make_params([torch.empty(self.SIDE, self.SIDE, device="meta")])
         top, rows = self._span(part["top"], part["height"], height)
@@ -125,23 +125,23 @@ class RelativeCrop:
         return {"top": top, "left": left, "height": rows, "width": columns}
 
     def _span(self, start: int, length: int, side: int) -> tuple[int, int]:
-        """Return start and length in pixels of a side, at least one."""
+        """Return start and length of the crop along one side, in pixels; the length is at least 1."""
         first = min(round(start * side / self.SIDE), side - 1)
         return first, max(round((start + length) * side / self.SIDE) - first, 1)
 
 
 class CroppedImage:
-    """Decode an image and resize a random crop, or all of it.
+    """Decode an image, and resize a random crop or the whole image.
 
     A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size if the crop still has at least as many pixels along each side
-    as the result. The crop is then aligned to whole pixels of the smaller image: its edges move by at most half a pixel
+    as the result. The crop is then aligned to whole pixels of the reduced image: its edges move by at most half a pixel
     of the result.
 
     Args:
-        size: (height, width) of the result, in pixels, or a function that returns it for those of the crop.
+        size: (height, width) of the result, in pixels, or a function that computes it from the crop's height and width.
         interpolation: interpolation of the resize, always with antialiasing.
         crop: draws the crop; None uses the whole image.
-        scaled: decode at a reduced size if that is enough.
+        scaled: decode JPEG files at a reduced size if that is enough.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class CroppedImage:
         self.size, self.interpolation, self.crop, self.scaled = size, interpolation, crop, scaled
 
     def __call__(self, image: PIL.Image.Image) -> torch.Tensor:
-        """Return pixels (C, H, W) in [0, 255] of an opened image, decoding it if necessary.
+        """Return the pixels (C, H, W) of an opened image, in [0, 255]; decode it if necessary.
 
         Raises:
             ValueError: A size that depends on the crop's shape has too many pixels.
@@ -173,7 +173,7 @@ class CroppedImage:
             whole, enough = image.width, (math.ceil(image.width / excess), math.ceil(image.height / excess))
             drafted = image.draft(None, enough)  # None if not a JPEG file, or already decoded
             scale = drafted[1][2] / whole if drafted else 1.0
-        # The last pixels of a reduced image extend beyond the original; if it is mirrored, they are the first.
+        # The last pixels of a reduced image extend beyond the original; in a mirrored image, these come first.
         wide, high = image.size if turned < 5 else reversed(image.size)
         beyond_left = wide - width * scale if turned in (2, 3, 6, 7) else 0
         beyond_top = high - height * scale if turned in (3, 4, 7, 8) else 0
@@ -188,10 +188,10 @@ class CroppedImage:
 
 
 def jpeg_levels(image: PIL.Image.Image) -> np.ndarray | None:
-    """Return the pixels (H, W, C) in [0, 255] of an opened RGB image from a JPEG file, at the size set by its `draft`.
+    """Decode an opened RGB JPEG file with simplejpeg to pixels (H, W, C) in [0, 255], at the size set by `draft`.
 
-    simplejpeg decodes them to Pillow's, in two thirds of its time. None if it is another image, is decoded already or
-    has a flaw: Pillow, which reads some damaged files, has the last word and names what is wrong.
+    The pixels equal Pillow's, in two thirds of the time. Return None for other or already decoded images, and for
+    damaged files: Pillow reads some of them, and explains what is wrong with the others.
     """
     if type(image) is not JpegImageFile or image.mode != "RGB" or not image.tile or image.fp is None:
         return None
@@ -206,13 +206,13 @@ def jpeg_levels(image: PIL.Image.Image) -> np.ndarray | None:
 
 
 def covering_size(size: tuple[int, int], height: int, width: int) -> tuple[int, int]:
-    """Return the smallest (height, width) of the same aspect ratio that covers a size."""
+    """Return the smallest size with the aspect ratio of (`height`, `width`) that covers `size`."""
     excess = min(height / size[0], width / size[1])
     return max(size[0], int(height / excess)), max(size[1], int(width / excess))
 
 
 class ProcessedImage:
-    """Decode an image, and resize and crop it with the image processor, as in an evaluation.
+    """Decode an image, and resize and crop it with the image processor, as in evaluation.
 
     Args:
         image_processor: the model's image processor.
@@ -222,10 +222,10 @@ class ProcessedImage:
         self.image_processor, self.size = image_processor, input_size(image_processor)
 
     def __call__(self, image: PIL.Image.Image) -> torch.Tensor:
-        """Return pixels (C, H, W) in [0, 255] of an opened image.
+        """Return the pixels (C, H, W) of an opened image, in [0, 255].
 
         Raises:
-            DataError: The image processor does not give this image its size.
+            DataError: The image processor's output does not have its size.
         """
         decoded = decode_image(image)
         with decoding():
@@ -248,7 +248,7 @@ class PixelErasing(v2.RandomErasing):
     Args:
         probability: 0 to 1.
         mean: mean of the image processor for each channel, for pixels in [0, 255].
-        std: its standard deviation.
+        std: standard deviation of the image processor for each channel, likewise.
     """
 
     def __init__(self, probability: float, mean: torch.Tensor, std: torch.Tensor) -> None:
@@ -269,13 +269,13 @@ class PixelErasing(v2.RandomErasing):
 
 @cache
 def per_channel(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """Return a number for each channel (C, 1, 1), copied to the device once: each step would wait for a new copy."""
+    """Return values per channel as a tensor (C, 1, 1), cached on the device so that steps do not wait for a copy."""
     return torch.tensor(values, device=device)[:, None, None]
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """Normalisation of pixels [..., C, H, W] to float32, on their device; those that are float32 change in place.
+    """Normalise pixels [..., C, H, W] to float32 on their device; float32 pixels are changed in place.
 
     Args:
         mean: mean of each channel.
@@ -296,9 +296,9 @@ class TrainingTransform:
 
     Args:
         crop: maps an opened, undecoded image to the input of `augment`.
-        augment: maps it to pixels (C, H, W) in [0, 255].
+        augment: maps the output of `crop` to pixels (C, H, W) in [0, 255].
         normalize: normalises pixels [..., C, H, W].
-        patch_size: side of the patches to which images of many sizes are cut; None for images of one size.
+        patch_size: side of the patches that images of many sizes are cut into; None for images of one size.
     """
 
     crop: Callable[[PIL.Image.Image], Any]
@@ -308,12 +308,12 @@ class TrainingTransform:
 
     @property
     def collate(self) -> PackedImages | None:
-        """Return the collate function of images of many sizes; None, for those of one size, stacks them."""
+        """Return the collate function for images of many sizes, or None to stack images of one size."""
         return None if self.patch_size is None else PackedImages(self.patch_size)
 
     @property
     def normalize_batch(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return the normalisation of the `pixel_values` of a batch."""
+        """Return the function that normalises the `pixel_values` of a batch."""
         return self.normalize if self.patch_size is None else NormalizedPatches(self.normalize, self.patch_size)
 
     def read(self, stored: dict[str, Any] | None, place: str, key: tuple[int, ...]) -> tuple[torch.Tensor | None, str]:
@@ -329,13 +329,13 @@ class TrainingTransform:
             return (None if broken else self.augment(image)), broken
 
     def __call__(self, image: PIL.Image.Image) -> torch.Tensor:
-        """Return the normalised pixels (C, H, W) of a copy of an image, which can then be reused."""
+        """Return the normalised pixels (C, H, W) of an image, which itself is not changed."""
         image.load()
         return self.normalize(self.augment(self.crop(image)))
 
 
 def unchanged(levels: torch.Tensor) -> torch.Tensor:
-    """Return the argument."""
+    """Return the pixels as they are."""
     return levels
 
 
@@ -355,10 +355,10 @@ def training_transform(
     random_erasing_mode: str = "mean",
     scaled: bool = True,
 ) -> TrainingTransform:
-    """Build the training transform, with size, rescaling and normalisation of the image processor.
+    """Build the training transform, with the size, rescaling and normalisation of the image processor.
 
-    Without a random crop, images are resized and cropped like the image processor does. Where that keeps their aspect
-    ratio within a number of patches, so does training: of a random crop, which has about the image's aspect ratio.
+    Without a random crop, images are resized and cropped as by the image processor. If the processor keeps the aspect
+    ratio within a number of patches, training keeps that of the random crop, which is close to the image's.
 
     Args:
         image_processor: the model's image processor.
@@ -370,18 +370,18 @@ def training_transform(
         augmentation: `affine` (10 degrees, a tenth of shift, scale and slant: for characters), `randaugment`,
             `autoaugment` (Cubuk et al. 2019, the policy for ImageNet, as in torchvision), `trivialaugment`,
             `threeaugment` (grey, solarised or blurred, then colour jitter: Touvron et al. 2022) or `none`.
-        magnitude_scale: see `rand_augment`, for `randaugment`; likewise the next two.
-        magnitude: magnitude of the operations.
+        magnitude_scale: scale of `magnitude`, for `randaugment`; see `rand_augment`.
+        magnitude: magnitude of the operations of `randaugment`.
         magnitude_std: standard deviation of the magnitude.
         augmentation_layers: operations per image of `randaugment`.
         random_erasing: probability, 0 to 1.
-        random_erasing_mode: content of an erased rectangle: the `mean` colour, rounded to integers, or normal noise in
-            each `pixel`.
+        random_erasing_mode: content of an erased rectangle: `mean`, the mean colour rounded to integers, or `pixel`,
+            normal noise in each pixel.
         scaled: decode JPEG files at a reduced size if that is enough.
 
     Raises:
         TrainingError: Two ways of cropping are given, the crop exceeds the image, torchvision does not support the
-            processor's interpolation, or the magnitude is not on its scale.
+            processor's interpolation, or the magnitude is outside its scale.
     """
     mean, std = pixel_levels(image_processor)
     crop, cropped = _geometry(image_processor, crop_scale, resize_to, crop_padding, scaled)
@@ -391,7 +391,7 @@ def training_transform(
     if augmentation == "randaugment":
         resample = PIL.Image.Resampling(image_processor.resample)
         if resample not in (PIL.Image.Resampling.BILINEAR, PIL.Image.Resampling.BICUBIC):
-            resample = PIL.Image.Resampling.BICUBIC  # Pillow moves pixels with no finer one
+            resample = PIL.Image.Resampling.BICUBIC  # the finest that Pillow offers for geometric operations
         varied: Any = rand_augment(
             magnitude_scale,
             magnitude=magnitude,
@@ -402,7 +402,7 @@ def training_transform(
     else:
         varied = _variation(augmentation)
     if varied is not None:
-        steps += [v2.ToPILImage(), varied, v2.PILToTensor()]  # its operations are faster
+        steps += [v2.ToPILImage(), varied, v2.PILToTensor()]  # Pillow's operations are faster
     if random_erasing and random_erasing_mode == "pixel":
         steps.append(PixelErasing(random_erasing, mean, std))
     elif random_erasing:
@@ -416,7 +416,7 @@ def training_transform(
 
 
 def _variation(augmentation: str) -> Callable[[Any], Any] | None:
-    """Return an augmentation of Pillow images without further options."""
+    """Return an augmentation of Pillow images that has no further options."""
     if augmentation == "affine":
         bilinear = InterpolationMode.BILINEAR
         return v2.RandomAffine(10, translate=(0.1, 0.1), scale=(0.9, 1.1), shear=10, interpolation=bilinear)
@@ -430,7 +430,7 @@ def _variation(augmentation: str) -> Callable[[Any], Any] | None:
 def _geometry(
     image_processor: Any, crop_scale: float, resize_to: int | None, crop_padding: int, scaled: bool
 ) -> tuple[Callable[[PIL.Image.Image], torch.Tensor], v2.Transform | None]:
-    """Return how an opened image is resized to pixels, and the random crop of these pixels, if there is one."""
+    """Return the function that resizes an opened image to pixels, and the random crop of these pixels, if any."""
     resample = PIL.Image.Resampling(image_processor.resample)
     interpolation = InterpolationMode[resample.name]
     if interpolation in (InterpolationMode.BOX, InterpolationMode.HAMMING):
@@ -466,7 +466,7 @@ def _geometry(
 
 
 def _stretches(image_processor: Any) -> bool:
-    """Return whether the image processor resizes every image to its size, whatever its shape, and does nothing else."""
+    """Return whether the image processor only resizes images to a fixed height and width, whatever their shape."""
     others = ("do_center_crop", "do_pad", "resize_mode", "crop_pct")
     size = dict(image_processor.size)
     has_both_sides = bool(size.get("height") and size.get("width"))

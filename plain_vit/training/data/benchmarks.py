@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Package:
-    """A package of Debian and its relatives that contains a dataset, as IDX files.
+    """A package of Debian and its derivatives that contains a dataset as IDX files.
 
     Args:
-        name: of the package.
-        folder: where it puts the files.
-        label_names: the classes, as they are called on the Hub.
+        name: name of the package.
+        folder: folder into which it installs the files.
+        label_names: the classes, named as on the Hub.
     """
 
     name: str
@@ -26,9 +26,9 @@ class Benchmark:
         repository: id of the repository.
         image: the image column.
         label: the label column.
-        train: the training split; several are joined by `+`.
+        train: the training split; several are combined with `+`.
         test: the held-out split.
-        package: the same images in a package, which are read where it is installed.
+        package: a package with the same images, read instead if it is installed.
     """
 
     repository: str
@@ -51,8 +51,8 @@ FASHION_MNIST = Benchmark(
     ),
 )  # fmt: skip
 
-# Dosovitskiy et al. 2021, section 4.1, for the first five: training uses all labelled images, and ImageNet's
-# validation split is held out, because the labels of its test split are secret.
+# The first five follow Dosovitskiy et al. 2021, section 4.1: training uses all labelled images, and ImageNet's
+# validation split is held out because the labels of its test split are secret.
 BENCHMARKS: dict[str, Benchmark] = {
     "imagenet-1k":   Benchmark("ILSVRC/imagenet-1k", test="validation"),
     "cifar10":       Benchmark("uoft-cs/cifar10", image="img"),

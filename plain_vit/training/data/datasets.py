@@ -54,20 +54,20 @@ with needs("plain-vit[train]"):
 
 
 FILE_SUFFIXES = frozenset({".parquet", ".tar", ".zip", ".gz", ".csv", ".json", ".jsonl", ".arrow", ".txt", ".npz"})
-HUB_SECONDS = 10.0  # to wait for an answer
+HUB_SECONDS = 10.0  # how long to wait for an answer
 GLYPHS_PER_CLASS = {"train": 1000, "test": 100}
-SHARDS = 16  # when streaming a stored dataset
-# Columns of numbers or strings that are the labels by their names; `cls` is that of webdataset shards.
+SHARDS = 16  # number of shards when a stored dataset is streamed
+# Names that make a column of numbers or strings the label column; webdataset shards use `cls`.
 LABEL_NAMES = frozenset({"label", "labels", "class", "classes", "class_name", "cls", "target", "category"})
 LABEL_TYPES = frozenset(
     {"string", "large_string", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 )
-CONVERTED_TYPES = frozenset({"bool", "float32", "float64"})  # if no column is of the types before
+CONVERTED_TYPES = frozenset({"bool", "float32", "float64"})  # accepted if no column has one of the types above
 VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 
 
 def load_digits() -> DatasetDict:
-    """Return scikit-learn's 1,797 handwritten digits of 8 by 8 pixels, with a stratified fifth held out."""
+    """Return scikit-learn's 1,797 handwritten digits of 8 by 8 pixels; a stratified fifth is held out."""
     digits = load_scikit_learn_digits()
     pixels = (digits.images * (255 / 16)).round().astype(np.uint8)  # 17 grey levels to 8 bits
     train, test = train_test_split(
@@ -81,7 +81,7 @@ def load_digits() -> DatasetDict:
 
 
 def load_glyphs() -> DatasetDict:
-    """Return rendered digits and capital letters of 24 by 24 pixels, 1,000 of each for training and 100 held out."""
+    """Return rendered digits and capital letters of 24 by 24 pixels: 1,000 of each for training, 100 held out."""
     names = list(CHARACTERS)
     return DatasetDict(
         {
@@ -117,20 +117,20 @@ def load_splits(
     """Open a built-in dataset, a local one, or one from the Hub.
 
     Args:
-        name: `digits` or `glyphs`; a folder with one sub-folder per class (or per split, and there per class); a
-            parquet file, or a folder of them, or of webdataset shards, named after their splits; a folder of
-            `save_to_disk`; a folder of the four IDX files of a set like MNIST; one of `BENCHMARKS`, which is read from
-            its package where that is installed; or a Hub name.
-        subset: the configuration of a dataset that has several, on the Hub or in a clone of it.
+        name: `digits` or `glyphs`; a folder with one sub-folder per class (or per split, and per class in each); a
+            parquet file; a folder of parquet files or webdataset shards, named after their splits; a folder written by
+            `save_to_disk`; a folder with the four IDX files of a dataset like MNIST; one of `BENCHMARKS`, read from its
+            package if that is installed; or a dataset on the Hub.
+        subset: the configuration, of a dataset on the Hub (or a clone of it) that has several.
         streaming: stream the rows instead of storing them first.
-        chosen: of a folder of files, splits that are asked for: folders in it, or `all`; see `layout.py`.
-        option: the option of the script that asks for one, for messages.
+        chosen: requested splits of a folder of files: folders in it, or `all`; see `layout.py`.
+        option: the script's option that requests a split, for messages.
 
     Returns:
-        Its splits by name.
+        The splits by name.
 
     Raises:
-        DataError: There is no such dataset, or it cannot be opened.
+        DataError: The dataset does not exist or cannot be opened.
     """
     path = Path(name)
     if subset is not None and (name in EMBEDDED or path.is_file()):
@@ -164,7 +164,7 @@ def load_splits(
 
 
 def _may_be_of_hub(name: str) -> bool:
-    """Return whether a name of no file can be that of a dataset on the Hub."""
+    """Return whether a name that is not a path can be a dataset on the Hub."""
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -174,10 +174,10 @@ def _may_be_of_hub(name: str) -> bool:
 
 
 def _ask_hub(known: Benchmark) -> None:
-    """Ask the Hub once for a dataset, for which `datasets` tries six times in half a minute if there is no answer.
+    """Check once that the Hub has a dataset: if the Hub is down, `datasets` would retry for half a minute.
 
     Raises:
-        DataError: There is no such dataset; or the Hub does not answer, and the dataset is not cached.
+        DataError: The dataset does not exist, or it is not cached and the Hub does not answer.
     """
     if constants.HF_HUB_OFFLINE:
         return
@@ -201,7 +201,7 @@ def _unreachable(name: str, error: Exception, known: Benchmark) -> str:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Name the dataset in whatever is raised where it cannot be read, or a disk cannot hold its cache."""
+    """Add the dataset's name to errors from reading it, or from a disk that cannot hold its cache."""
     try:
         yield
     except PlainViTError:
@@ -234,9 +234,9 @@ def _load_folder(
             return _load_files(folder, streaming, chosen, option)
         try:
             return load_dataset(str(path.resolve()), subset, streaming=streaming)
-        except ValueError as error:  # an unknown subset, or several, of which none was chosen
+        except ValueError as error:  # the subset is unknown, or none was chosen of several
             raise DataError(f"{path} cannot be opened: {error} Choose with --dataset_subset.") from error
-        except OSError as error:  # a file of the card is missing
+        except OSError as error:  # a file named by the card is missing
             raise DataError(f"{path} cannot be opened: {error}") from error
     if subset is not None:
         raise DataError(f"{path} has no subset {subset!r}, as its README.md names none: omit --dataset_subset.")
@@ -244,7 +244,7 @@ def _load_folder(
 
 
 def _load_files(path: Path, streaming: bool, chosen: Sequence[str], option: str) -> DatasetDict | IterableDatasetDict:
-    """Open a folder whose card says nothing about its files."""
+    """Open a folder that has no card, or whose card does not list its files."""
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         saved = load_from_disk(str(path))
         saved = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
@@ -263,7 +263,7 @@ def _load_files(path: Path, streaming: bool, chosen: Sequence[str], option: str)
 
 
 def _built(opened: Opened, streaming: bool) -> DatasetDict | IterableDatasetDict:
-    """Read files with a builder of `datasets`; warn of images that the metadata beside them does not name."""
+    """Read files with a builder of `datasets`; warn about images missing from the metadata beside them."""
     keys = {name: name if name in NAMES_OF else f"split_{number}" for number, name in enumerate(opened.files)}
     patterns = {keys[name]: [glob.escape(file) for file in files] for name, files in opened.files.items()}
     has_archives = any(file.lower().endswith(".zip") for files in opened.files.values() for file in files)
@@ -279,7 +279,7 @@ def _built(opened: Opened, streaming: bool) -> DatasetDict | IterableDatasetDict
 
 
 def _warn_of_unlisted(images: Sequence[str], splits: DatasetDict) -> None:
-    """Warn of images that no row names."""
+    """Warn about images that no row names."""
     named = set()
     for split in splits.values() if images else ():
         for column in (name for name, kind in split.features.items() if isinstance(kind, Image)):
@@ -294,7 +294,7 @@ def _warn_of_unlisted(images: Sequence[str], splits: DatasetDict) -> None:
 
 
 def _configs_of_card(path: Path) -> list[dict[str, Any]]:
-    """Return what the card of a clone of a dataset says about the files of its subsets and splits."""
+    """Return the `configs` in the card of a cloned dataset: the files of its subsets and splits."""
     try:
         return list(DatasetCard.load(path / "README.md", ignore_metadata_errors=True).data.get("configs") or [])
     except (OSError, ValueError, YAMLError):  # no card, or text between lines
@@ -302,7 +302,7 @@ def _configs_of_card(path: Path) -> list[dict[str, Any]]:
 
 
 def _folder_of_config(path: Path, configs: Sequence[dict[str, Any]], subset: str | None) -> Path | None:
-    """Return the folder of a subset of which a card says no more, where `datasets` would search for words in names."""
+    """Return the folder of a subset if that is all its card tells; `datasets` would guess the splits from names."""
     names = (subset,) if subset is not None else ("default", *(each.get("config_name") for each in configs[:1]))
     fitting = [each for each in configs if each.get("config_name") in names or (subset is None and each.get("default"))]
     if len(fitting) != 1 or (subset is None and len(configs) > 1 and fitting[0].get("config_name") != "default"):
@@ -318,7 +318,7 @@ def _streamed(splits: DatasetDict) -> IterableDatasetDict:
 
 
 def _streamed_images(splits: DatasetDict) -> IterableDatasetDict:
-    """Stream the rows of an image folder, of which each file is a shard."""
+    """Stream the rows of an image folder; each file is a shard."""
     streams = {}
     for name, split in splits.items():
         table = split.with_format("arrow")[:]
@@ -330,7 +330,7 @@ def _streamed_images(splits: DatasetDict) -> IterableDatasetDict:
 
 
 def _with_sizes(streams: IterableDatasetDict, sizes: Mapping[str, int]) -> IterableDatasetDict:
-    """Note the numbers of rows of streams, where `_stream_size` finds them."""
+    """Store the number of rows in each stream, where `_stream_size` looks for it."""
     for name, stream in streams.items():
         if not sizes[name]:
             raise DataError(f"The {name} split has no rows: remove it.")
@@ -358,14 +358,14 @@ def find_columns(
     Args:
         features: the columns of the dataset.
         image: the image column, if there are several.
-        label: the label column, if there are several, or if labels are plain numbers or strings.
-        single: each image has one label; otherwise the column is found by its name.
+        label: the label column, if there are several, or if the labels are plain numbers or strings.
+        single: whether each image has one label; otherwise the column is found by its name.
 
     Returns:
         The names of the image column and of the label column.
 
     Raises:
-        DataError: A given column is missing or of another type, or the types match none or several.
+        DataError: A given column is missing or has another type, or no column or several match by type.
     """
     image = _find_column(features, "image", image, Image)
     if label is None and not single:
@@ -374,7 +374,7 @@ def find_columns(
 
 
 def _is_stored_image(kind: Any) -> bool:
-    """Return whether a column may hold image files, as pandas and Spark write them: `{bytes, path}`, or bytes alone."""
+    """Return whether a column may hold image files as pandas and Spark write them: `{bytes, path}` or only bytes."""
     if isinstance(kind, dict):
         return {"bytes", "path"} == kind.keys()
     return getattr(kind, "dtype", None) in ("binary", "large_binary")
@@ -431,11 +431,11 @@ class ImageClassificationData:
 
     Args:
         train: the training split; a stream yields undecoded files.
-        validation: the split for selecting the best epoch, or None.
+        validation: the split that selects the best epoch, or None.
         test: the held-out split, or None.
         label_names: the classes, in the order of their numbers.
         train_images: number of training images.
-        unreadable: images that `without_unreadable` left out of the evaluated splits, and why.
+        unreadable: images that `without_unreadable` removed from the evaluated splits, and why.
     """
 
     train: Dataset | IterableDataset
@@ -447,7 +447,7 @@ class ImageClassificationData:
 
     @property
     def splits(self) -> dict[str, Any]:
-        """Return the existing splits by name, the training split first and the held-out one last."""
+        """Return the existing splits by name, from the training split to the held-out split."""
         splits = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: split for name, split in splits.items() if split is not None}
 
@@ -482,27 +482,27 @@ def load_classification_data(
 ) -> ImageClassificationData:
     """Open a dataset and prepare it for training.
 
-    The columns and splits of `BENCHMARKS` are known, but can be overridden.
+    The columns and splits of `BENCHMARKS` are predefined, and can be overridden.
 
     Args:
         name: see `load_splits`.
         subset: see `load_splits`.
         image_column: see `find_columns`.
         label_column: see `find_columns`.
-        train_split: the training split (default: `train`); several are joined by `+`.
-        validation_split: the split for selecting the best epoch (default: the one of that name, if there is one).
+        train_split: the training split (default: `train`); combine several with `+`.
+        validation_split: the split that selects the best epoch (default: `validation`, if there is one).
         test_split: the held-out split (default: `test`, if there is one).
         validation_fraction: fraction of the training split to split off for validation, stratified; in [0, 1).
         shots_per_class: number of training images per class; None keeps all.
         max_images: largest number of images of each split, drawn at random; None keeps all.
         label_names: a text file with one class per line, for labels that are plain numbers.
-        problem_type: `single_label_classification`; or what `with_vectors` reads.
-        streaming: stream the training images; the others are stored.
-        stream_images: number of training images, if the stream does not say.
-        seed: seed of the validation split and of the shots.
+        problem_type: `single_label_classification`, or a problem of `with_vectors`.
+        streaming: stream the training images; other splits are stored.
+        stream_images: number of training images, if the stream does not know it.
+        seed: seed of the random selections above.
 
     Returns:
-        The splits. All images are converted to RGB.
+        The splits, with all images converted to RGB.
 
     Raises:
         DataError: A split or column is unknown, a label is outside its classes, or there are fewer than two classes.
@@ -553,15 +553,15 @@ def load_classification_data(
 def without_unreadable(
     data: ImageClassificationData, image_processor: Any, problem_type: str = "single_label_classification"
 ) -> ImageClassificationData:
-    """Leave images out of the evaluated splits that cannot be read, or that the image processor of evaluation refuses.
+    """Remove images from the evaluated splits that cannot be read or that the image processor refuses.
 
     Args:
         data: the dataset.
-        image_processor: image processor of evaluation.
+        image_processor: image processor used for evaluation.
         problem_type: see `load_classification_data`.
 
     Raises:
-        DataError: No image of a split is left, or too few for its results.
+        DataError: A split has no images left, or too few to compute its results.
     """
     refused, unreadable, readable = RefusedImages(image_processor), list(data.unreadable), {}
     for role, split in (("validation", data.validation), ("test", data.test)):
@@ -599,9 +599,9 @@ def load_labelled_split(
         image_column: see `find_columns`.
         label_column: see `find_columns`.
         label_names: a text file with one class per line, for labels that are plain numbers.
-        problem_type: `single_label_classification`, or one of those whose labels are vectors, see `with_vectors`.
-        classes: number of classes of which integers without names are the numbers (default: those that occur are the
-            names of classes, in their order).
+        problem_type: `single_label_classification`, or a problem of `with_vectors`.
+        classes: number of classes, if labels are integers without names (default: each integer that occurs names a
+            class, in order).
 
     Returns:
         Rows with an RGB `image` and a `label`, and the classes in the order of their numbers.
@@ -650,10 +650,10 @@ def load_images(
         subset: see `load_splits`.
         image_column: the image column, if there are several.
         streaming: stream the rows instead of storing them first.
-        all_of_folder: of a folder of files all are opened if no split is given, whatever they are called.
+        all_of_folder: without a split, open all files of a folder, whatever their names.
 
     Returns:
-        Rows with an RGB `image`; an `IterableDataset` of them if they are streamed.
+        Rows with an RGB `image`; an `IterableDataset` if they are streamed.
 
     Raises:
         DataError: The split or the column is unknown.
@@ -673,9 +673,9 @@ class Labels:
     """True labels of images.
 
     Args:
-        numbers: of the class of each image; None for an image without one.
+        numbers: class number of each image; None for an image without a label.
         classes: the names of the classes, in the order of their numbers.
-        are_numbers: they are integers without names, and `classes` are those that occur.
+        are_numbers: the labels are integers without names, and `classes` are the integers that occur.
     """
 
     numbers: Sequence[int | None]
@@ -683,15 +683,15 @@ class Labels:
     are_numbers: bool = False
 
     def names(self) -> list[str | None]:
-        """Return the name of the class of each image."""
+        """Return the class name of each image."""
         return [None if number is None else self.classes[number] for number in self.numbers]
 
     def renumbered(self, numbers: Sequence[int], classes: Sequence[str]) -> "Labels":
-        """Return the labels in other classes, of which these numbers are those of the present ones."""
+        """Return the labels for other classes; `numbers` has the new number of each present class."""
         return Labels([None if number is None else numbers[number] for number in self.numbers], classes)
 
     def in_order(self, order: Iterable[int]) -> "Labels":
-        """Return the labels of the images in another order, or of some of them."""
+        """Return the labels of the images with these indices, in this order."""
         return Labels([self.numbers[i] for i in order], self.classes, self.are_numbers)
 
 
@@ -707,13 +707,13 @@ def load_images_and_labels(
 
     Args:
         name: see `load_splits`; an image folder needs no sub-folders.
-        split: the split (default: all of a folder of files; else `train`, or the only one).
+        split: the split (default: all files of a folder; otherwise `train`, or the only split).
         subset: see `load_splits`.
         image_column: the image column, if there are several.
         label_column: the label column, if there are several.
 
     Returns:
-        Rows with an `image`, and their labels; None if there is no label column.
+        Rows with an `image`, and their labels, or None without a label column.
 
     Raises:
         DataError: The split or a column is unknown.
@@ -740,10 +740,10 @@ def load_images_and_labels(
 
 
 def labels_of(values: Sequence[Any]) -> Labels:
-    """Return labels that are integers, whole floats or texts, or true or false as texts; None where there is none.
+    """Return labels made from integers, whole floats, strings or booleans; None values have no label.
 
     Raises:
-        DataError: They are something else.
+        DataError: A value has another type.
     """
     values = whole_numbers(values)
     kinds = {type(value) for value in values if value is not None}
@@ -802,7 +802,7 @@ def _joined(splits: DatasetDict | IterableDatasetDict, names: Sequence[str]) -> 
         return splits[names[0]]
     try:
         return concatenate_datasets([splits[name] for name in names])
-    except ValueError as error:  # of other columns, or other classes
+    except ValueError as error:  # their columns or classes differ
         raise DataError(f"The splits {' and '.join(names)} cannot be joined: {error}") from error
 
 
@@ -838,7 +838,7 @@ def _standard_columns(split: Any, image: str, label: str) -> Any:
         raise DataError(f"One of the splits has no column {missing[0]!r}, only {', '.join(split.features)}.")
     split = _with_images(split, image)
     if isinstance(split, IterableDataset):
-        split = split.cast_column(image, Image(decode=False))  # else each step would decode the images
+        split = split.cast_column(image, Image(decode=False))  # or each of the next operations would decode the images
     return _renamed(_renamed(split.select_columns([image, label]), image, "image"), label, "label")
 
 
@@ -847,7 +847,7 @@ def _renamed(split: Any, old: str, new: str) -> Any:
 
 
 def _with_images(split: Any, column: str) -> Any:
-    """Return a split whose image column is one, also if it was stored as `{bytes, path}` or as bytes."""
+    """Return a split whose image column has the type `Image`, even if stored as `{bytes, path}` or as bytes."""
     kind = split.features[column]
     if kind == Value("large_binary"):  # datasets before 4.6 cannot cast it to Image directly
         split = split.cast_column(column, Value("binary"))
@@ -870,10 +870,10 @@ def _read_names(file: str | None) -> list[str] | None:
 
 
 def _plain_labels(split: Any, role: str, column: str) -> Any:
-    """Return a split whose labels are classes, integers or strings, which booleans and whole floats are converted to.
+    """Return a split whose labels are classes, integers or strings; booleans and whole floats are converted.
 
     Raises:
-        DataError: They are of another type, or a number is none.
+        DataError: The labels have another type, or a float is not a whole number.
     """
     kind = split.features["label"]
     if isinstance(kind, ClassLabel) or (isinstance(kind, Value) and ("int" in kind.dtype or "string" in kind.dtype)):
@@ -892,7 +892,7 @@ def _plain_labels(split: Any, role: str, column: str) -> Any:
 
 
 def _with_class_labels(splits: dict[str, Any], given: list[str] | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Convert numbers and strings to classes: the given ones, or those of the training split, sorted."""
+    """Convert numbers and strings to classes: the given ones, or those of the training split in sorted order."""
     feature = splits["train"].features["label"]
     if given is not None:
         if isinstance(feature, ClassLabel):
@@ -933,14 +933,14 @@ def _with_class_labels(splits: dict[str, Any], given: list[str] | None = None) -
 
 
 def _checked(splits: dict[str, Any], names: list[str], *, test_is_named: bool) -> dict[str, Any]:
-    """Return stored splits in RGB after validating labels; a test split without labels is omitted."""
+    """Validate labels and return the stored splits in RGB; a test split without labels is dropped."""
     values = {role: split["label"][:] for role, split in splits.items() if isinstance(split, Dataset)}
     if not test_is_named and "test" in values and {*values["test"]} <= {None, -1}:
         warnings.warn(
             f"The {counted(len(values['test']), 'image')} of the test split left out, as none has a label.",
             stacklevel=2,
         )
-        del splits["test"], values["test"]  # -1 is how the Hub publishes secret labels
+        del splits["test"], values["test"]  # the Hub publishes secret labels as -1
     _refuse_missing_labels(values)
     labels = {role: np.asarray(numbers) for role, numbers in values.items()}
     for role, numbers in labels.items():

@@ -25,7 +25,7 @@ with needs("plain-vit[train]"):
 def as_files(split: Dataset) -> Dataset:
     """Return a split with undecoded image files, for `open_stored`.
 
-    A cast of labels leaves the names of all columns with a split, which would stay when it is flattened.
+    The format is reset: a cast of labels stores all column names in it, and flattening the split would keep them.
     """
     return split.with_format(None).cast_column("image", Image(decode=False))
 
@@ -34,20 +34,20 @@ def open_stored(stored: dict[str, Any] | None) -> PIL.Image.Image:
     """Open a stored image without decoding its pixels.
 
     Args:
-        stored: its `bytes`, or the `path` of its file.
+        stored: the `bytes` of the image, or the `path` of its file.
 
     Raises:
-        OSError: It cannot be read; likewise the other errors in `UNREADABLE`.
+        OSError: The image cannot be read; also raised for this: the other errors in `UNREADABLE`.
     """
     return open_image(BytesIO(stored_bytes(stored)))
 
 
 def stored_bytes(stored: dict[str, Any] | None) -> bytes:
-    """Return the file of a stored image.
+    """Return the content of a stored image's file.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: There is none.
+        OSError: The file cannot be read.
+        ValueError: There is no image.
     """
     if stored is None:
         raise ValueError("there is none")
@@ -56,10 +56,10 @@ def stored_bytes(stored: dict[str, Any] | None) -> bytes:
 
 
 def decode_image(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Return an opened image in upright orientation and RGB, like `datasets` decodes it.
+    """Return an opened image in upright orientation and RGB, as `datasets` decodes it.
 
     Raises:
-        OSError: It cannot be read, or not without loss; likewise the other errors in `UNREADABLE`.
+        OSError: The image cannot be read without loss; also raised for this: the other errors in `UNREADABLE`.
     """
     return in_rgb(upright(image))
 
@@ -68,7 +68,7 @@ def in_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
     """Convert an image to RGB if necessary.
 
     Raises:
-        ValueError: Its single channel has more than 8 bits; the image processor refuses it too.
+        ValueError: The single channel has more than 8 bits; the image processor refuses such images too.
     """
     if image.mode in DEEP_MODES:
         raise ValueError(
@@ -82,7 +82,7 @@ def in_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
 def try_image(
     stored: dict[str, Any] | None, place: str, decode: Callable[[PIL.Image.Image], Any] = decode_image
 ) -> tuple[Any, str]:
-    """Return the result of `decode`, and "" or which image cannot be read and why.
+    """Return the result of `decode` and "", or None and a text that says which image cannot be read and why.
 
     Args:
         stored: see `open_stored`.
@@ -96,7 +96,7 @@ def try_image(
 
 
 def read_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Return rows with their images, `broken`: empty, or which image cannot be read and why, and `place`: which it is.
+    """Return rows with decoded images, their `place` in the data, and `broken`: why an image cannot be read, or "".
 
     Args:
         files: from `as_files`.
@@ -111,16 +111,16 @@ def read_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def stored_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Read stored rows at once."""
+    """Read several stored rows at once."""
     columns = files[list(rows)]
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def name_broken(stored: dict[str, Any] | None, place: str, error: Exception) -> str:
-    """Describe an unreadable image: by its file if there is one, else by its place.
+    """Describe an unreadable image and the reason; name it by its file if there is one, otherwise by its place.
 
     Raises:
-        OSError: The error is not the image's, see `reason`.
+        OSError: The error is not the image's fault, see `reason`.
     """
     return f"{(stored or {}).get('path') or place} ({reason(error)})"
 
@@ -149,13 +149,13 @@ class ReadableImages(torch.utils.data.Dataset):
 
 
 class UnreadableImages:
-    """Checks batches for unreadable images.
+    """Check batches for unreadable images.
 
     Args:
-        stop: stop at the first one; otherwise they are counted, and each is reported once.
+        stop: stop at the first one; otherwise count them, and report each once.
         say: prints a line.
-        advice: what to do about an image at which it stops.
-        count: the count so far, in a resumed run.
+        advice: what to do about the image, for the error.
+        count: number so far, in a resumed run.
     """
 
     def __init__(self, *, stop: bool, say: Callable[[str], object], advice: str, count: int = 0) -> None:
@@ -179,14 +179,14 @@ class UnreadableImages:
             yield batch
 
     def count_everywhere(self, accelerator: Accelerator) -> int:
-        """Return their number in all processes."""
+        """Return the number of unreadable images over all processes."""
         return int(accelerator.reduce(torch.tensor(self.count, device=accelerator.device)))
 
 
 class ProcessedImages:
     """Collate function with the model's own image processor, as users of the saved model apply it.
 
-    An image that it refuses by itself, such as a very long one, is `broken` like one that cannot be read.
+    An image that the processor refuses on its own, such as a very elongated one, is `broken` like an unreadable one.
 
     Args:
         image_processor: the model's image processor.
@@ -196,15 +196,15 @@ class ProcessedImages:
         self.image_processor = image_processor
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return the model's inputs and `labels` [B]; and `broken` images, if known."""
+        """Return the model's inputs and `labels` [B], and `broken` if the examples have it."""
         try:
             processed = self._processed(examples)
         except UNREADABLE:
             examples = [self.checked(example) for example in examples]
-            # Another image of the batch, as one pixel may become a size of its own.
+            # Use another image of the batch, as a one-pixel image may be processed to a different size.
             stand_in = next((example["image"] for example in examples if not example.get("broken")), BLANK)
             examples = [{**example, "image": stand_in} if example.get("broken") else example for example in examples]
-            processed = self._processed(examples)  # raises again where they merely do not fit together
+            processed = self._processed(examples)  # raises again if the images only do not fit together
         labels = torch.tensor([example["label"] for example in examples])
         batch: dict[str, Any] = {**model_inputs(processed), "labels": labels}
         if "broken" in examples[0]:
@@ -212,11 +212,11 @@ class ProcessedImages:
         return batch
 
     def _processed(self, examples: Sequence[dict[str, Any]]) -> Any:
-        with decoding():  # image processors, too, raise any error for an odd image
+        with decoding():  # image processors may raise any error for an odd image
             return self.image_processor([example["image"] for example in examples], return_tensors="pt")
 
     def checked(self, example: dict[str, Any]) -> dict[str, Any]:
-        """Return an example, `broken` if the image processor refuses its image."""
+        """Return an example, marked `broken` if the image processor refuses its image."""
         if example.get("broken"):
             return example
         try:
@@ -229,9 +229,9 @@ class ProcessedImages:
 
 
 class RefusedImages:
-    """Finds the images of a split that cannot be read, or that the image processor refuses by themselves.
+    """Find the images of a split that cannot be read or that the image processor refuses on their own.
 
-    Ours refuse an RGB image by its size alone, so they see one of each size; others see every image.
+    This package's processors refuse RGB images only for their size, so they get one image per size; others get all.
 
     Args:
         image_processor: the model's image processor.
@@ -242,7 +242,7 @@ class RefusedImages:
         self.by_size = type(image_processor) in (PlainViTImageProcessor, PlainViTImageProcessorPil)
 
     def problems(self, split: Dataset) -> dict[int, str]:
-        """Return which images these are and why, by their rows."""
+        """Return the problem of each such image, by row."""
         files = as_files(split)
         return {row: problem for row in range(len(files)) if (problem := self._problem(*read_rows(files, [row])))}
 

@@ -1,7 +1,7 @@
 """Image folders: one scan of the folder, and a cache of its rows.
 
-`layout.py` says which files are of which split. Metadata files and archives are read by the `imagefolder` of the
-`datasets` library, and tables and shards by its builders: they are given the files of each split, and search none.
+`layout.py` assigns files to splits. The `datasets` library reads metadata files and archives with its builder
+`imagefolder`, tables and shards with theirs; each builder gets the files of each split and searches for none.
 """
 
 import hashlib
@@ -35,25 +35,25 @@ with needs("plain-vit[train]"):
 
 CACHE = "plain_vit_folders"  # in the cache of datasets
 INDEX, ROWS = "index.json", "rows.json"
-SETTLED = 2 * 10**9  # nanoseconds after which a change of a folder certainly changes its times again
+SETTLED = 2 * 10**9  # nanoseconds after which another change of a folder is sure to change its times
 CHUNK = 10_000  # rows
-LAYOUT = 2  # number of the rules that give splits and labels: rows by other rules are not read from the cache
-PIL.Image.preinit()  # Pillow then tries common formats before rare ones, which can double the time of opening an image
+LAYOUT = 2  # version of the rules for splits and labels: cached rows of other versions are not used
+PIL.Image.preinit()  # makes Pillow try common formats first: opening an image can take half the time
 ENDINGS = frozenset(ImageFolder.EXTENSIONS) | ({".avif", ".qoi"} & PIL.Image.registered_extensions().keys())
-UNREAD = frozenset({".heic", ".heif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".svg"})  # images for other libraries
-BUILDERS = {".parquet": "parquet", ".tar": "webdataset"}  # of tables and shards, by their endings
+UNREAD = frozenset({".heic", ".heif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".svg"})  # formats Pillow cannot read
+BUILDERS = {".parquet": "parquet", ".tar": "webdataset"}  # by file ending
 
-Stamp = list[int] | None  # times and number of a folder; None if they do not show every change
+Stamp = list[int] | None  # times and inode number of a folder; None if they may miss a change
 
 
 @dataclass
 class Listing:
-    """The files of a folder and of those in it, without hidden ones.
+    """The files in a folder and its subfolders, without hidden files.
 
     Args:
         root: the folder.
-        names: names of the files of each folder, by its path in the root.
-        stamps: by the same paths, what changes when a folder does.
+        names: file names in each folder, by the folder's path relative to `root`.
+        stamps: stamp of each folder, by the same paths; it changes when the folder does.
     """
 
     root: Path
@@ -61,7 +61,7 @@ class Listing:
     stamps: dict[str, Stamp] = field(default_factory=dict)
 
     def tree(self, is_wanted: Callable[[str], bool]) -> Tree:
-        """Return the files whose names are wanted."""
+        """Return the files with wanted names."""
         return Tree({folder: [name for name in names if is_wanted(name)] for folder, names in self.names.items()})
 
     def fingerprint(self) -> str:
@@ -73,7 +73,7 @@ class Listing:
 
 
 def list_folder(path: Path) -> Listing:
-    """List the files in a folder and in the folders in it; links to files are followed, those to folders are not.
+    """List the files in a folder and its subfolders, following links to files but not links to folders.
 
     Raises:
         DataError: A folder cannot be read.
@@ -91,7 +91,7 @@ def list_folder(path: Path) -> Listing:
                         if not entry.name.startswith("__"):
                             waiting.append(joined(folder, entry.name))
                     elif entry.is_symlink():
-                        stamp = None  # what it links to changes without the folder
+                        stamp = None  # the target of a link can change without the folder
                         links += [entry.path] * entry.is_dir()
                         names += [entry.name] * entry.is_file()
                     elif entry.is_file():
@@ -108,7 +108,7 @@ def list_folder(path: Path) -> Listing:
 
 
 def _stamp(folder: Path, *, now: int = 0) -> Stamp:
-    """Return the times and the number of a folder, or None if it has just changed and might again at the same time."""
+    """Return a folder's times and inode number, or None if it changed so recently that its times may miss a change."""
     try:
         status = os.stat(folder)
     except OSError:
@@ -120,12 +120,12 @@ def _stamp(folder: Path, *, now: int = 0) -> Stamp:
 
 @dataclass(frozen=True)
 class Opened:
-    """The data of a folder: rows, or files that a builder of `datasets` reads.
+    """The data of a folder: rows, or files for a builder of `datasets`.
 
     Args:
-        builder: its name; None if the folder has no data.
-        rows: by split, of images alone.
-        files: by split, those to read instead.
+        builder: name of the builder; None if the folder has no data.
+        rows: rows of each split, if the folder has only images.
+        files: otherwise, the files of each split.
         images: all images of the splits in `files`.
         notes: what is left out, for the user.
     """
@@ -138,15 +138,15 @@ class Opened:
 
 
 def open_folder(path: Path, chosen: Sequence[str] = (), option: str = "--train_split") -> Opened:
-    """Return what is in a folder, and warn of what is left out.
+    """Return the data of a folder, and warn about files that are left out.
 
-    The first process lists the folder and writes the rows of images into a cache, which all processes open. Without a
-    place for the cache each process lists the folder.
+    The first process lists the folder and writes the rows of images to a cache, which all processes open. If the cache
+    is not writable, each process lists the folder.
 
     Args:
         path: the folder.
-        chosen: splits that are asked for, see `splits_by_folder`.
-        option: by which one is asked for.
+        chosen: requested splits, see `splits_by_folder`.
+        option: the script's option that requests a split.
 
     Raises:
         DataError: A folder cannot be read, the splits are unclear, or a name is not UTF-8.
@@ -164,8 +164,8 @@ def open_folder(path: Path, chosen: Sequence[str] = (), option: str = "--train_s
 class FolderCache:
     """The rows of an image folder in the cache of `datasets`, valid as long as no folder in it has changed.
 
-    Rows are never replaced: those of a changed folder are another file, so that a process that has not opened its file
-    yet finds the same rows as the others of its run.
+    Rows are never overwritten: those of a changed folder go to a new file, so all processes of a run open the same rows
+    even if one of them is late.
 
     Args:
         root: the image folder.
@@ -181,7 +181,7 @@ class FolderCache:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Context for one process at a time, if the cache can be written."""
+        """Hold a lock, so that one process at a time is in this context; no lock if the cache is not writable."""
         with ExitStack() as lock:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -228,7 +228,7 @@ class FolderCache:
 
 
 def split_name(name: str) -> NamedSplit:
-    """Return the name of a split, which may be a path, for `datasets`, which knows words only."""
+    """Return a name for `datasets`, which allows only words, from the name of a split, which may be a path."""
     return NamedSplit(re.sub(r"\W+", "_", name))
 
 
@@ -250,7 +250,7 @@ def _open_rows(folder: Path) -> Opened:
 
 
 def find_data(listing: Listing, chosen: Sequence[str], option: str) -> tuple[Opened, dict[str, pyarrow.Table] | None]:
-    """Return the data of a folder, and the rows of its splits if it has images alone.
+    """Return the data of a folder, and the rows of its splits if it has only images.
 
     Raises:
         DataError: The splits are unclear, or a name is not UTF-8.
@@ -274,7 +274,7 @@ def find_data(listing: Listing, chosen: Sequence[str], option: str) -> tuple[Ope
         return Opened("imagefolder", notes=notes), image_tables(listing.root, parts)
     files = _absolute(listing.root, parts)
     known = [file for of_split in files.values() for file in of_split if _is_image(file)]
-    if any(_is_metadata(file, images) for file in tree.files):  # which names the images, as `datasets` reads it
+    if any(_is_metadata(file, images) for file in tree.files):  # metadata lists the images: `datasets` reads it
         files = {split: [file for file in of_split if not _is_image(file)] for split, of_split in files.items()}
     files = {split: of_split for split, of_split in files.items() if of_split}
     return Opened("imagefolder", files=files, images=known, notes=notes), None
@@ -283,7 +283,7 @@ def find_data(listing: Listing, chosen: Sequence[str], option: str) -> tuple[Ope
 def _left_out(
     kind: str, root: Path, files: Sequence[str], parts: Parts, *, why: str = "as they are in none of the splits"
 ) -> list[str]:
-    """Return a note on the files in no split, if there are any."""
+    """Return a note about the files that are in no split, if there are any."""
     taken = {file for part in parts.values() for file in part.files}
     left = [file for file in files if file not in taken]
     if not left:
@@ -327,21 +327,21 @@ def _is_table(name: str, ending: str, images: Tree) -> bool:
 
 
 def _is_metadata(file: str, images: Tree) -> bool:
-    """Return whether a file says which labels images have, which one beside no images does not."""
+    """Return whether a file holds labels of images; one in a folder without images does not."""
     return bool(images.names) and os.path.basename(file) in ImageFolder.METADATA_FILENAMES
 
 
 def _is_read_by_datasets(file: str) -> bool:
-    """Return whether a file beside the images is an archive, holds metadata, or is taken for a compressed image."""
+    """Return whether `datasets` reads a file beside the images: an archive, metadata, or a compressed image."""
     stem, ending = os.path.splitext(os.path.basename(file))
     compressed = ending.lower() not in ENDINGS and _ending(stem) in ENDINGS
     return compressed or ending.lower() == ".zip" or stem + ending in ImageFolder.METADATA_FILENAMES
 
 
 def _labels(root: Path, parts: Parts) -> tuple[list[str], set[str]]:
-    """Return the classes, and the splits whose images have one: those that are not all in the folder of the split.
+    """Return the classes, and the splits with labels: the splits whose images are not all directly in their folder.
 
-    There are none if there is only one folder, or if folders are of different depths.
+    Both are empty if there is only one class folder, or if class folders are at different depths.
     """
     folders = {split: {file.rpartition("/")[0] for file in part.files} for split, part in parts.items()}
     labelled = {split for split, part in parts.items() if folders[split] != {part.folder}}

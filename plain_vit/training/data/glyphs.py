@@ -1,4 +1,4 @@
-"""Rendered characters: a dataset of any size, drawn with Pillow's font, deterministic for a seed."""
+"""Rendered characters: a dataset of any size, drawn with Pillow's font and determined by a seed."""
 
 from functools import cache
 
@@ -7,19 +7,19 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 
-# Without I and O, which look like 1 and 0 once rotated and squeezed.
+# I and O are left out: rotated and squeezed, they look like 1 and 0.
 CHARACTERS = "0123456789ABCDEFGHJKLMNPQRSTUVWXYZ"
 IMAGE_SIZE = 24  # three times the 8 pixels of scikit-learn's handwritten digits
 STROKES = (0, 2, 4, 6)  # extra pen width, in pixels of the template
 TEMPLATE_SIZE = 96
 RESOLUTIONS = (8, 12, 24)  # pixels per side at which a glyph may have been scanned; each divides SUPERSAMPLED_SIZE
 SUPERSAMPLED_SIZE = 48
-CHUNK = 1024  # glyphs rendered at once, which bounds the memory
+CHUNK = 1024  # glyphs rendered at once, to bound memory
 
 
 @cache
 def _templates() -> torch.Tensor:
-    """Draw every character with every pen, cropped to the height of its template: [characters * strokes, 1, 96, 96]."""
+    """Draw each character with each pen, cropped to the template's height: [characters * strokes, 1, 96, 96]."""
     font = ImageFont.load_default(size=TEMPLATE_SIZE)
     drawn = []
     for character in CHARACTERS:
@@ -40,7 +40,7 @@ def _sampling_grid(rng: np.random.Generator, count: int) -> torch.Tensor:
     """Draw the sampling grid on the template: an affine map and a smooth deformation, [count, 48, 48, 2]."""
     angle = rng.normal(0, 0.14, count)  # radians
     shear = rng.normal(0, 0.18, count)
-    height = rng.uniform(0.75, 1.05, count)  # parts of the image
+    height = rng.uniform(0.75, 1.05, count)  # fractions of the image
     width = height * rng.uniform(0.65, 1.15, count)
     offset = rng.normal(0, 0.06, (count, 2))
     cos, sin = np.cos(angle), np.sin(angle)
@@ -68,7 +68,7 @@ def _render_chunk(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
         scanned = F.avg_pool2d(ink[chosen], SUPERSAMPLED_SIZE // size)
         images[chosen] = F.interpolate(scanned, size=(IMAGE_SIZE, IMAGE_SIZE), mode="bilinear", align_corners=False)
     paper = torch.from_numpy(rng.uniform(0, 0.15, (count, 1, 1, 1))).float()
-    contrast = torch.from_numpy(rng.uniform(0.7, 1.6, (count, 1, 1, 1))).float()  # above 1 the pen saturates
+    contrast = torch.from_numpy(rng.uniform(0.7, 1.6, (count, 1, 1, 1))).float()  # above 1, ink saturates
     noise = torch.from_numpy(rng.normal(0, 0.04, (count, 1, IMAGE_SIZE, IMAGE_SIZE))).float()
     images = (paper + images * contrast + noise).clamp(0, 1)
     return (images[:, 0] * 255).round().to(torch.uint8).numpy()

@@ -1,4 +1,4 @@
-"""What identifies the data of a run, wherever it is: labels, names of files, and what is in them."""
+"""Identity of a run's data, wherever it is stored: labels, file names and file contents."""
 
 import hashlib
 import os
@@ -16,15 +16,15 @@ with needs("plain-vit[train]"):
     import pyarrow.compute
     from datasets import Dataset
 
-READ = 256  # images whose contents are read, for a hash of all
+READ = 256  # number of images whose contents are hashed
 
 
 def dataset_identity(name: str, split: Any) -> str:
-    """Return what a resumed run must find again: the name of a dataset, or the file names of one that is stored here.
+    """Return what a resumed run must find again: a dataset's name or, if it is stored here, a hash of its file names.
 
     Args:
         name: the dataset, as given; a path may change between resumptions.
-        split: its training split, or a stream, whose files are not listed.
+        split: the training split, or a stream, whose files are not listed.
     """
     if not Path(name).exists():
         return name
@@ -32,51 +32,51 @@ def dataset_identity(name: str, split: Any) -> str:
 
 
 def labels_hash(split: Any) -> str:
-    """Return a hash of the labels of a split, in their order."""
+    """Return a hash of the labels of a split, in order."""
     return hashlib.sha256(str(split["label"][:]).encode()).hexdigest()
 
 
 def files_hash(split: Dataset) -> str:
-    """Return a hash of the names of the image files of a split, in their order, without the folders they are in."""
+    """Return a hash of the image file names of a split, in order, without their folders."""
     names = [path and os.path.basename(path) for path in image_paths(split)]
     return hashlib.sha256(str(names).encode()).hexdigest()
 
 
 def image_paths(split: Dataset) -> list[str | None]:
-    """Return the path of each image of a split, or None where it is not a file."""
+    """Return the path of each image of a split; None for an image that is not a file."""
     paths: list[str | None] = _stored_column(split, "path").to_pylist()
     return paths
 
 
 def paths_hash(split: Dataset) -> str:
-    """Return a hash of the paths of the image files of a split, in their order."""
+    """Return a hash of the image paths of a split, in order."""
     return hashlib.sha256("\0".join(map(str, image_paths(split))).encode()).hexdigest()
 
 
 def contents_hash(split: Dataset) -> str:
-    """Return a hash of the size in bytes of each image of a split, and of the contents of `READ` spread evenly over it.
+    """Return a hash of the sizes in bytes of all images of a split, and of the contents of `READ` evenly spaced images.
 
-    Not of all contents, which would take as long as reading the data. A copy, whose files have other times, has the
-    same hash. Where a single image has been replaced by one of as many bytes, the hash may be the same.
+    Hashing all contents would take as long as reading the data. File times do not count, so a copy has the same hash.
+    The hash may miss that an image was replaced by another of the same number of bytes.
     """
     files = as_files(split).select_columns("image")
     digest = hashlib.sha256(str(_sizes(split)).encode())
     for stored in files[np.linspace(0, len(files) - 1, min(READ, len(files)), dtype=int)]["image"]:
         try:
             digest.update(stored_bytes(stored))
-        except UNREADABLE:  # named when the images are read
+        except UNREADABLE:  # reported when the images are read
             digest.update(b"none")
     return digest.hexdigest()
 
 
 def _sizes(split: Dataset) -> list[int | None]:
-    """Return the number of bytes of each image, None where there is none."""
+    """Return the size of each image in bytes; None for a missing image."""
     sizes = _stored_column(split, "bytes", pa.compute.binary_length).to_pylist()
     return [_size_of(path) if size is None else size for size, path in zip(sizes, image_paths(split), strict=True)]
 
 
 def _stored_column(split: Dataset, name: str, of_column: Callable[[Any], Any] = lambda column: column) -> Any:
-    """Return a function of `bytes` or `path` of the images of a split, in their order, without a copy of all bytes."""
+    """Apply a function to the column `bytes` or `path` of a split's images, in order, without copying all bytes."""
     flat = as_files(split).select_columns("image").flatten()
     column = of_column(flat.data.column(f"image.{name}"))
     return column if flat._indices is None else column.take(flat._indices.column(0))
@@ -85,5 +85,5 @@ def _stored_column(split: Dataset, name: str, of_column: Callable[[Any], Any] = 
 def _size_of(path: str | None) -> int | None:
     try:
         return None if path is None else os.stat(path).st_size
-    except (OSError, ValueError):  # named when the images are read
+    except (OSError, ValueError):  # reported when the images are read
         return None

@@ -1,4 +1,4 @@
-"""Images and labels in IDX files, the format of MNIST and of the sets made like it."""
+"""Images and labels in IDX files, the format of MNIST and datasets like it."""
 
 import gzip
 import math
@@ -14,10 +14,10 @@ from ...system.extras import needs
 with needs("plain-vit[train]"):
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 
-# The names that MNIST's files have, and those of sets made like it.
+# File name prefixes of MNIST and datasets like it.
 STEMS = {"train": "train", "test": "t10k"}
-BYTES = 0x08  # the type of the numbers: each is one byte, unsigned
-MOST_BYTES = 2**32  # of a file as unpacked: EMNIST, the largest such set, has 2**29
+BYTES = 0x08  # IDX type code for unsigned bytes
+MOST_BYTES = 2**32  # size limit of an unpacked file; EMNIST, the largest such dataset, has 2**29
 CHUNK = 2**20
 
 
@@ -27,17 +27,17 @@ def holds_idx(folder: Path) -> bool:
 
 
 def load_idx(folder: Path, label_names: Sequence[str] | None = None) -> DatasetDict:
-    """Open the four files of a set like MNIST, gzip-compressed or not.
+    """Open the four files of a dataset like MNIST, gzip-compressed or not.
 
     Args:
-        folder: has `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, and the same of `t10k`, with or without .gz.
-        label_names: the classes, in the order of their numbers (default: labels stay numbers).
+        folder: has `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, and the same for `t10k`, with or without .gz.
+        label_names: the classes, in the order of their numbers (default: labels remain numbers).
 
     Returns:
-        Splits `train` and `test`, with an `image` in grey and a `label`.
+        Splits `train` and `test`, with a greyscale `image` and a `label`.
 
     Raises:
-        DataError: A file is missing or damaged, or the images and labels do not fit each other.
+        DataError: A file is missing or damaged, or images and labels do not match.
     """
     files = {split: [_stored(folder / name) or folder / name for name in _names(split)] for split in STEMS}
     if missing := [file.name for pair in files.values() for file in pair if not file.is_file()]:
@@ -53,10 +53,10 @@ def read_idx(file: Path, dimensions: int) -> np.ndarray:
         dimensions: 3 for images (count, height, width), 1 for labels.
 
     Returns:
-        An array of dtype uint8, with as many dimensions.
+        An array of dtype uint8 with this many dimensions.
 
     Raises:
-        DataError: It is not such a file, or is truncated, or has bytes after its numbers.
+        DataError: The file is not an IDX file of bytes, is truncated, or has trailing bytes.
     """
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
@@ -70,7 +70,7 @@ def read_idx(file: Path, dimensions: int) -> np.ndarray:
             size = math.prod(shape)
             if not 0 < size <= MOST_BYTES:
                 raise DataError(f"{file} says that it holds {shape} numbers: expected 1 to {MOST_BYTES} in all.")
-            content = bytearray()  # grows with what is there, whatever the header promises
+            content = bytearray()  # grows with the actual data, not with the size that the header claims
             while len(content) <= size and (chunk := stream.read(CHUNK)):
                 content += chunk
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -86,7 +86,7 @@ def _names(split: str) -> tuple[str, str]:
 
 
 def _stored(file: Path) -> Path | None:
-    """Return the file, or the compressed one of its name, or None."""
+    """Return the file or else its compressed version, or None if neither exists."""
     return next((each for each in (file, file.with_name(f"{file.name}.gz")) if each.is_file()), None)
 
 
@@ -105,7 +105,7 @@ def _split(images: Path, labels: Path, label_names: Sequence[str] | None) -> Dat
 
 
 def _as_pgm(pixels: np.ndarray) -> list[bytes]:
-    """Return images as files: PGM has the pixels as they are, and takes a hundredth of the time of PNG to write."""
+    """Encode images as PGM files, which store raw pixels and take a hundredth of PNG's time to write."""
     _, height, width = pixels.shape
     header = b"P5 %d %d 255\n" % (width, height)
     return [header + image.tobytes() for image in pixels]

@@ -16,22 +16,22 @@ MODEL_INPUTS = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
 
 
 def model_inputs(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the entries of a batch, or of an image processor's output, that a model is called with."""
+    """Return the model's keyword arguments from a batch or from an image processor's output."""
     return {name: batch[name] for name in MODEL_INPUTS if name in batch}
 
 
 def count_images(batch: Mapping[str, Any]) -> int:
-    """Return the number of images of a batch; the first dimension of packed patches is not it."""
+    """Return the number of images in a batch, which for packed patches is not the first dimension."""
     return len(batch["spatial_shapes"] if "spatial_shapes" in batch else next(iter(batch.values())))
 
 
 def max_num_patches_of(image_processor: Any) -> int | None:
-    """Return the most patches of an image, or None if the image processor gives all images one size."""
+    """Return the maximum number of patches per image, or None if the processor resizes all images to one size."""
     return getattr(image_processor, "max_num_patches", None)
 
 
 class PackedImages:
-    """Collate function that packs the patches of images of many sizes one after the other, without padding.
+    """Collate function that concatenates the patches of images of many sizes, without padding.
 
     Args:
         patch_size: side of a patch, in pixels.
@@ -51,7 +51,7 @@ class PackedImages:
 
 
 class NormalizedPatches:
-    """Normalisation of flattened patches.
+    """Normalise flattened patches.
 
     Args:
         normalize: normalisation of pixels [..., C, H, W].
@@ -68,11 +68,11 @@ class NormalizedPatches:
 
 
 def images_in(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> list[torch.Tensor]:
-    """Return the images (C, H, W) in the inputs of a model, each of its own size.
+    """Return the images (C, H, W) in a model's inputs, each in its own size.
 
     Args:
-        inputs: of the model, from this image processor.
-        image_processor: gives the size of patches.
+        inputs: inputs of the model, made by this image processor.
+        image_processor: determines the patch size.
     """
     if "spatial_shapes" not in inputs:
         return list(inputs["pixel_values"])
@@ -80,10 +80,10 @@ def images_in(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> list[
 
 
 class NoiseInputs:
-    """Inputs of a model made of noise, as large as those of images.
+    """Random inputs of a model, of the same shape as those of images.
 
     Args:
-        image_processor: gives their shape.
+        image_processor: determines the shape.
     """
 
     def __init__(self, image_processor: Any) -> None:
@@ -92,6 +92,6 @@ class NoiseInputs:
         self.of_one = pack(unpad(inputs)) if "spatial_shapes" in inputs else inputs
 
     def __call__(self, images: int) -> dict[str, torch.Tensor]:
-        """Return the inputs for this many images."""
+        """Return random inputs for this many images."""
         inputs = {name: values.repeat(images, *[1] * (values.ndim - 1)) for name, values in self.of_one.items()}
         return {**inputs, "pixel_values": torch.randn_like(inputs["pixel_values"])}

@@ -1,8 +1,8 @@
-"""Which files of a folder are of which split.
+"""Assignment of a folder's files to splits.
 
-Folders of images are splits by their names, such as `train` and `Testing`, where every file lies under one of them, in
-the folder itself or in the only folder in it. Words in the names of images are never splits; those in the names of
-tables and shards are, where every file has one. What is unclear is asked for.
+Subfolders with the name of a split, such as `train` or `Testing`, are splits if every image is in one of them. They may
+be in the folder itself or in its only subfolder. Words in the names of images never make a split; words in the names of
+tables and shards do, if every file has one. If the splits are unclear, an error asks for them.
 """
 
 import re
@@ -21,7 +21,7 @@ NAMES_OF = {
 SPLIT_OF = {name: split for split, names in NAMES_OF.items() for name in names}
 ALL = "all"  # the split of every file
 BETWEEN_WORDS = re.compile(r"[-._ 0-9/]+")
-NUMBERED = re.compile(r"data/(?P<split>\w+)-\d{5}-of-\d{5}.*\..*")  # as `datasets` writes shards, of any split
+NUMBERED = re.compile(r"data/(?P<split>\w+)-\d{5}-of-\d{5}.*\..*")  # shards written by `datasets`, any split
 
 Parts = dict[str, "Part"]
 
@@ -31,8 +31,8 @@ class Part:
     """The files of a split, sorted.
 
     Args:
-        folder: in which the folders of its classes are, relative to that of the dataset.
-        files: relative to that of the dataset.
+        folder: folder that holds the class folders, relative to the dataset's folder.
+        files: paths relative to the dataset's folder.
     """
 
     folder: str
@@ -43,17 +43,17 @@ def splits_by_folder(tree: "Tree", *, where: object, chosen: Sequence[str], opti
     """Return the splits of a folder of images.
 
     Args:
-        tree: the images, and what holds or describes some.
+        tree: the images, with archives and metadata files.
         where: the folder, for messages.
-        chosen: names of splits that were asked for: those that are found without them, folders, or `all`.
-        option: by which one is asked for.
+        chosen: requested splits: names of splits that are found anyway, folders, or `all`.
+        option: the script's option that requests a split.
 
     Returns:
-        The splits by name; all files are of one split `train` where no names say otherwise. Where folders are chosen,
-        files of others may be left out.
+        The splits by name; a single split `train` if no folder has the name of a split. If folders are chosen, files in
+        other folders may be left out.
 
     Raises:
-        DataError: It is unclear what is a split, or two chosen ones have files in common.
+        DataError: The splits are unclear, or two chosen splits share files.
     """
     found, doubtful = tree.splits()
     if not doubtful:
@@ -99,25 +99,25 @@ def splits_by_name(tree: "Tree", *, where: object, chosen: Sequence[str], option
 
 
 def words(path: str) -> set[str]:
-    """Return the splits that words in a path name."""
+    """Return the splits named by words in a path."""
     return {SPLIT_OF[word] for word in BETWEEN_WORDS.split(path.lower()) if word in SPLIT_OF}
 
 
 def joined(folder: str, name: str) -> str:
-    """Return the path of a name in a folder, which is empty for that of the dataset."""
+    """Join a folder and a name; the dataset's own folder is ""."""
     return f"{folder}/{name}" if folder else name
 
 
 class Tree:
-    """The folders of files.
+    """Files by folder.
 
     Args:
-        names: of the files in each folder, by its path.
+        names: file names in each folder, by the folder's path.
     """
 
     def __init__(self, names: Mapping[str, Sequence[str]]) -> None:
         self.names = {folder: of_folder for folder, of_folder in names.items() if of_folder}
-        self.inner = defaultdict[str, set[str]](set)  # names of the folders in a folder, with files in them
+        self.inner = defaultdict[str, set[str]](set)  # subfolders that contain files, by folder
         for folder in self.names:
             while folder:
                 folder, _, name = folder.rpartition("/")
@@ -137,7 +137,7 @@ class Tree:
         return Part(at, sorted(joined(folder, name) for folder in inside for name in self.names[folder]))
 
     def base(self, at: str = "", split: str | None = None) -> str:
-        """Return the folder below one that all its files are in, down to the name of another split."""
+        """Return the deepest subfolder that holds all files of a folder; stop at the name of another split."""
         while at not in self.names and len(self.inner.get(at, ())) == 1:
             name = next(iter(self.inner[at]))
             if SPLIT_OF.get(name.lower()) != split:
@@ -146,23 +146,23 @@ class Tree:
         return at
 
     def splits(self) -> tuple[Parts, list[str]]:
-        """Return the splits, and the folders of which it is doubtful whether they are splits or classes."""
+        """Return the splits, and the folders that may be splits or classes."""
         base = self.base()
         inner = sorted(self.inner.get(base, ()))
         named = {name: SPLIT_OF.get(name.lower()) for name in inner}
         if not inner or base in self.names or None in named.values():
             return {"train": self.part(base)}, self.doubtful(base)
-        if len({*named.values()}) < len(named):  # two folders of one split
+        if len({*named.values()}) < len(named):  # two folders name the same split
             return {}, [joined(base, name) for name in inner]
         folder_of = {split: self.base(joined(base, name), split) for name, split in named.items()}
         parts = {split: self.part(folder_of[split]) for split in NAMES_OF if split in folder_of}
         return parts, [each for part in parts.values() for each in self.doubtful(part.folder)]
 
     def doubtful(self, at: str) -> list[str]:
-        """Return the folders in one, at any depth, that may be splits or classes.
+        """Return the subfolders of a folder, at any depth, that may be splits or classes.
 
-        They have the name of a split, and either have folders in them, or no folder of another name beside them, or are
-        archives. A folder with images of its own that is beside others is a class, as `train` is beside `car`.
+        They have the name of a split and are archives, have subfolders, or have only other names of splits beside them.
+        A folder of images beside other folders is a class: `train` beside `car`.
         """
         inner = sorted(self.inner.get(at, ()))
         named = {name for name in inner if name.lower() in SPLIT_OF}
@@ -175,7 +175,7 @@ class Tree:
 
 
 def _with_chosen(found: Parts, tree: Tree, where: object, chosen: Sequence[str]) -> Parts:
-    """Return the chosen splits, and those that were found or are beside them; without any of them, what was found."""
+    """Return the chosen splits with the found splits and those beside them; only the found splits if none is chosen."""
     if found.keys() >= {*chosen}:
         return found
     parts, beside = Parts(), dict(found)
@@ -202,7 +202,7 @@ def _beside(folder: str, tree: Tree) -> Parts:
 
 
 def _refuse_common_files(parts: Parts, where: object) -> None:
-    """Refuse a file in two splits, on which a model would be trained and evaluated."""
+    """Refuse splits that share files: a model would be evaluated on images that it was trained on."""
     split_of: dict[str, str] = {}
     for split, part in parts.items():
         for file in part.files:
@@ -213,7 +213,7 @@ def _refuse_common_files(parts: Parts, where: object) -> None:
 
 
 def _options(names: Mapping[str, Sequence[str]], option: str) -> str:
-    """Return the options that settle what is unclear, for names that may be those of each split."""
+    """Return the options that resolve unclear splits, from the names that each split may have."""
     names = {split: of_split for split, of_split in names.items() if of_split}
     if option != "--train_split":
         return f"{option} {shlex.quote(next(iter(names.values()))[0])}"

@@ -1,4 +1,4 @@
-"""Mixup and CutMix over all images of an optimizer step, however many processes and micro-batches share it.
+"""Mixup and CutMix over all images of an optimizer step, independent of processes and micro-batches.
 
 Legend: `B` images of a micro-batch, `C` channels, `H W` pixels, `K` classes.
 """
@@ -14,23 +14,23 @@ from torch.utils.data import default_collate
 
 from .sampling import randomness
 
-FOLLOWING = "following"  # the entry of a batch with the image after its last one
+FOLLOWING = "following"  # entry of a batch: the image after its last one
 
 
 def collate_followed(examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Collate images of which the last one is only the partner of the one before; see `MicroBatches`."""
+    """Collate images; the last one only serves as partner of the one before it, see `MicroBatches`."""
     batch, following = default_collate(list(examples[:-1])), default_collate(list(examples[-1:]))
-    following.pop("broken", None)  # counted where the image is trained on
+    following.pop("broken", None)  # counted in the batch that trains on the image
     return {**batch, FOLLOWING: following}
 
 
 @dataclass(frozen=True)
 class Blend:
-    """The blend of one optimizer step: each image with the one after it.
+    """The blend of one optimizer step: each image is blended with the one after it.
 
     Args:
-        share: share of the image itself, 0 to 1.
-        center: of the box of CutMix that the partner fills, as fractions of height and width; None for mixup.
+        share: weight of the image itself, 0 to 1.
+        center: centre of the CutMix box that the partner fills, as fractions of height and width; None for mixup.
     """
 
     share: float
@@ -39,13 +39,13 @@ class Blend:
     def __call__(
         self, pixels: torch.Tensor, labels: torch.Tensor, following: Mapping[str, torch.Tensor], num_classes: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return blended pixels [B, C, H, W], which may share memory with the given ones, and labels [B, K].
+        """Return blended pixels [B, C, H, W], which may share memory with `pixels`, and labels [B, K].
 
         Args:
-            pixels: of the images, [B, C, H, W].
-            labels: of the images, [B], or 1 for each of several labels, [B, K].
+            pixels: pixels of the images, [B, C, H, W].
+            labels: class numbers of the images, [B], or 1 for each of an image's labels, [B, K].
             following: `pixel_values` [1, C, H, W] and `labels` [1] or [1, K] of the image after the last one.
-            num_classes: K.
+            num_classes: number of classes K.
         """
         share = self.share
         if self.center is None:
@@ -64,10 +64,10 @@ class Blend:
 
 
 def _span(center: float, length: int, share: float) -> tuple[int, int]:
-    """Return start and end of the box along one side, cut off at the edges of the image.
+    """Return start and end of the box along one side, clipped to the image.
 
-    Half of its length is rounded down, as in torchvision and in the timm 0.3 of DeiT and MAE; timm 1.0 rounds the
-    whole length down, so a box may be a pixel longer there.
+    Half of the length is rounded down, as in torchvision and in timm 0.3 (DeiT, MAE); timm 1.0 rounds down the whole
+    length, so its box may be one pixel longer.
     """
     middle, half = int(center * length), int(0.5 * length * (1 - share) ** 0.5)
     return max(0, middle - half), min(length, middle + half)
@@ -75,7 +75,7 @@ def _span(center: float, length: int, share: float) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019), one of them at random in each step.
+    """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019); each step randomly uses one of them.
 
     Args:
         mixup: alpha of mixup; 0 disables it.
@@ -83,7 +83,7 @@ class Mixing:
         seed: seed of the run.
         probability: probability that the images of a step are blended.
         switch_probability: probability of CutMix in a blended step, if both are enabled.
-        off_step: first step whose images, and those of all later steps, are not blended; None blends to the end.
+        off_step: step from which on images are not blended; None blends to the end.
     """
 
     mixup: float
@@ -95,11 +95,11 @@ class Mixing:
 
     @property
     def enabled(self) -> bool:
-        """Return whether anything is blended."""
+        """Return whether steps may be blended."""
         return bool(self.mixup or self.cutmix)
 
     def blend(self, step: int) -> Blend | None:
-        """Return the blend of a step, or None if its images are not blended."""
+        """Draw the blend of a step; None if its images are not blended."""
         if not self.enabled or (self.off_step is not None and step >= self.off_step):
             return None
         rng = np.random.default_rng(randomness(self.seed, step, 1))

@@ -1,4 +1,4 @@
-"""Progressive resizing: training images are small at first, and grow to the size of the model."""
+"""Progressive resizing: training images start small and grow to the model's size."""
 
 from dataclasses import dataclass
 
@@ -8,16 +8,16 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True)
 class ProgressiveResizing:
-    """Sizes of the training images by step.
+    """Training image sizes by step.
 
-    The shorter edge grows linearly, and each side is a multiple of the patch. Batches are scaled on the device, so that
-    what was drawn for an image does not depend on its size.
+    The shorter edge grows linearly, and each side is a multiple of the patch side. Batches are scaled on the device, so
+    the random augmentation of an image does not depend on its size.
 
     Args:
         image_size: full (height, width), in pixels.
         patch_size: (height, width) of a patch, in pixels.
         initial: shorter edge in the first step, in pixels.
-        steps: number of steps after which images have the full size.
+        steps: number of steps until images have the full size.
     """
 
     image_size: tuple[int, int]

@@ -1,7 +1,7 @@
 """RandAugment with the operations and strengths of timm, big_vision or torchvision, and 3-Augment.
 
-The same magnitude means different strengths: timm and big_vision divide it by 10 and torchvision by 30, so that 9
-rotates by up to 27 degrees in the first two and by 9 degrees in the last. Recipes name the package of their source.
+The same magnitude means different strengths: timm and big_vision divide it by 10 and torchvision by 30, so magnitude 9
+rotates by up to 27 degrees in timm and big_vision and by 9 degrees in torchvision. Recipes name their package.
 
 Everything random is drawn from torch's CPU generator.
 """
@@ -22,15 +22,15 @@ Image = PIL.Image.Image
 Resampling = PIL.Image.Resampling
 
 GREY = (128, 128, 128)
-BIG_VISION_SIDE = 224  # pixels of the images for which big_vision gives distances
+BIG_VISION_SIDE = 224  # side in pixels of the images that big_vision's distances are meant for
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """How operations that move pixels fill the rest.
+    """Fill and interpolation of operations that move pixels.
 
     Args:
-        color: value of each channel, 0 to 255.
+        color: fill value of each channel, 0 to 255.
         resample: Pillow's interpolation.
     """
 
@@ -64,12 +64,12 @@ def _brightened_below(image: Image, amount: float, threshold: int = 128) -> Imag
 
 def _posterized(image: Image, bits: float) -> Image:
     if bits < 1:
-        return PIL.Image.new(image.mode, image.size)  # black, as in Pillow before 13, which refuses 0 bits
+        return PIL.Image.new(image.mode, image.size)  # black; Pillow 13 refuses 0 bits
     return image if bits >= 8 else PIL.ImageOps.posterize(image, int(bits))
 
 
 def _cut_out(image: Image, radius: float, canvas: Canvas) -> Image:
-    """Cover a square around a random pixel, whose radius is a fraction of the sides."""
+    """Cover a square around a random pixel; `radius` is a fraction of the sides."""
     centre = [int(torch.randint(side, ())) for side in image.size]
     radii = [round(radius * side) for side in image.size]
     left, top = (max(0, middle - half) for middle, half in zip(centre, radii, strict=True))
@@ -119,7 +119,7 @@ def _enhanced_or_reduced(share: float, sign: int) -> float:
 
 ENHANCEMENTS = ("color", "contrast", "brightness", "sharpness")
 
-# The strength of each operation, from the magnitude divided by 10 and a random sign.
+# Strength of each operation as a function of the magnitude divided by 10 and a random sign.
 Strengths = Mapping[str, Callable[[float, int], float]]
 _SHARED: Strengths = {
     **dict.fromkeys(("auto_contrast", "equalize", "invert"), _fixed),
@@ -152,13 +152,13 @@ _BIG_VISION: Strengths = {
 
 @dataclass(frozen=True)
 class MagnitudeScale:
-    """What a magnitude means.
+    """Meaning of a magnitude.
 
     Args:
         largest: the largest magnitude.
-        strengths: the operations with their strengths; empty if torchvision applies them.
-        probability: probability that a selected operation is applied.
-        takes_noise: the magnitude may be drawn from a normal distribution.
+        strengths: the strength of each operation; empty if torchvision applies the operations.
+        probability: probability of applying a selected operation.
+        takes_noise: whether the magnitude may be drawn from a normal distribution.
     """
 
     largest: int
@@ -176,19 +176,19 @@ MAGNITUDE_SCALES: dict[str, MagnitudeScale] = {
 
 
 class RandAugment:
-    """Operations selected at random, all with the same magnitude (Cubuk et al. 2020).
+    """Randomly selected operations, all with the same magnitude (Cubuk et al. 2020).
 
     Args:
-        scale: one of `MAGNITUDE_SCALES` with operations.
+        scale: one of `MAGNITUDE_SCALES` that has strengths.
         magnitude: magnitude of the operations.
         magnitude_std: standard deviation of the magnitude, drawn for each operation.
         layers: operations per image.
-        canvas: how pixels from outside the image are filled.
+        canvas: fill for pixels from outside the image.
 
     Source:
-        `rand_augment_transform` of timm 1.0.31; `distort_image_with_randaugment` of big_vision, whose distances of 100
-        and 40 pixels are fractions of 224 pixels here, and whose contrast blends with the number of pixels / 256
-        where this one blends with the mean grey.
+        `rand_augment_transform` of timm 1.0.31; `distort_image_with_randaugment` of big_vision, with two differences:
+        its distances of 100 and 40 pixels are fractions of 224 pixels here, and its contrast blends with the number of
+        pixels / 256 instead of the mean grey.
     """
 
     def __init__(self, scale: str, *, magnitude: int, magnitude_std: float, layers: int, canvas: Canvas) -> None:
@@ -215,15 +215,15 @@ def rand_augment(
     """Build RandAugment.
 
     Args:
-        scale: one of `MAGNITUDE_SCALES`. `timm_increasing` (`inc1`) has the variants whose effect grows with the
-            magnitude. At magnitude 0, some operations of timm and big_vision are at their strongest.
+        scale: one of `MAGNITUDE_SCALES`. `timm_increasing` (`inc1`) uses variants whose effect grows with the
+            magnitude; with `timm` and `big_vision`, some operations are strongest at magnitude 0.
         magnitude: magnitude of the operations.
         magnitude_std: standard deviation of the magnitude (`mstd`), for timm only.
         layers: operations per image.
-        canvas: how timm fills pixels from outside the image; big_vision fills with grey, torchvision with black.
+        canvas: fill of timm for pixels from outside the image; big_vision fills with grey, torchvision with black.
 
     Raises:
-        TrainingError: The scale does not have this magnitude or no noise.
+        TrainingError: The magnitude is outside the scale, or the scale does not take noise.
     """
     chosen = MAGNITUDE_SCALES[scale]
     if not 0 <= magnitude <= chosen.largest:
@@ -240,7 +240,7 @@ def rand_augment(
 
 
 def blur(image: Image) -> Image:
-    """Blur an image with a Gaussian whose radius is drawn from 0.1 to 2 pixels."""
+    """Apply a Gaussian blur with a random radius of 0.1 to 2 pixels."""
     return image.filter(PIL.ImageFilter.GaussianBlur(0.1 + 1.9 * torch.rand(()).item()))
 
 

@@ -1,7 +1,7 @@
 """Sampling of rows, and random seeds for images.
 
-Everything random is a function of the seed, the epoch, the row of the image and its copy. A batch is therefore the same
-in any process or worker, and a run resumed in the middle of an epoch sees the same images as an uninterrupted one.
+All randomness is a function of the seed, the epoch, the row of the image and the number of its copy. Batches are
+therefore the same in any process or worker, and a run resumed in mid-epoch sees the same images as one without a stop.
 """
 
 import functools
@@ -15,15 +15,15 @@ from torch.utils.data import Sampler
 
 
 class ShuffledStream(Sampler[tuple[int, ...]]):
-    """Sample rows in one shuffled epoch after another, as a continuous stream.
+    """Sample rows as a continuous stream of shuffled epochs.
 
     A batch may contain the end of one epoch and the beginning of the next, so every image is used exactly once per
-    epoch. With balanced classes, each row is drawn independently, every class equally often.
+    epoch. With balanced classes, rows are drawn independently, and each class equally often.
 
     Repeated augmentation (Berman et al. 2019, Hoffer et al. 2020; order as in DeiT's `RASampler`) uses only the first
-    rows of an epoch's order, with several copies of each, until the epoch has as many images as the dataset. The copies
-    within a batch are spread over it: first one copy of each image, then the next of each. Processes thus get different
-    copies, and mixup of neighbours does not blend an image with itself.
+    rows of an epoch's order, with several copies of each, until the epoch has as many images as the dataset. A batch
+    has one copy of each image first, then the next copy of each, and so on. Processes thus get different copies, and
+    mixup of neighbours does not blend an image with itself.
 
     Yields:
         The key of an image: (epoch, row), or (epoch, row, number) if that row was drawn before in the epoch.
@@ -33,8 +33,8 @@ class ShuffledStream(Sampler[tuple[int, ...]]):
         length: number of rows to draw, over all epochs.
         seed: seed of the orders.
         start: number of rows drawn before, in a resumed run.
-        balanced_by: the classes of the rows, to draw each class equally often.
-        repeats: copies of an image, which differ in their augmentation.
+        balanced_by: the class of each row, to draw each class equally often.
+        repeats: number of copies of each image, which differ in their augmentation.
         batch_size: images per optimizer step, over which copies are spread.
     """
 
@@ -66,7 +66,7 @@ class ShuffledStream(Sampler[tuple[int, ...]]):
             yield from self.keys(places)
 
     def keys(self, places: np.ndarray) -> list[tuple[int, ...]]:
-        """Return the keys of the images at some places of the stream, all within one batch."""
+        """Return the keys of the images at these places in the stream, all within one batch."""
         if not len(places):
             return []
         first = int(places[0]) // self.batch_size * self.batch_size
@@ -74,10 +74,10 @@ class ShuffledStream(Sampler[tuple[int, ...]]):
         return [self._key(position) for position in (first + spread[places - first]).tolist()]
 
     def _key(self, position: int) -> tuple[int, ...]:
-        """Return the key of a position in the order with the copies of each image adjacent."""
+        """Return the key at a position of the order in which the copies of each image are adjacent."""
         epoch, place = divmod(position, self.rows)
         if epoch not in self.orders:
-            # A batch has images of neighbouring epochs, unless epochs are shorter than batches.
+            # Keep the neighbouring epoch too: a batch may contain images of both.
             self.orders = {known: order for known, order in self.orders.items() if abs(known - epoch) == 1}
             self.orders[epoch] = self._order(np.random.default_rng((self.seed, epoch)))
         order, before = self.orders[epoch]
@@ -87,7 +87,7 @@ class ShuffledStream(Sampler[tuple[int, ...]]):
         return (epoch, row, copy) if copy else (epoch, row)
 
     def _order(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the rows of an epoch in order, and how often each has occurred before if they repeat."""
+        """Return an epoch's rows in order and, if rows repeat, how often each has occurred before."""
         if self.shares is None:
             return rng.permutation(self.rows), None
         order = rng.choice(self.rows, size=self.rows, p=self.shares)
@@ -96,22 +96,22 @@ class ShuffledStream(Sampler[tuple[int, ...]]):
 
 @functools.lru_cache(maxsize=2)
 def _spread(images: int, repeats: int) -> np.ndarray:
-    """Return the positions of a batch's images, whose copies are adjacent, such that they are spread over the batch."""
+    """Return the order of a batch's images that spreads adjacent copies over the batch."""
     return np.concatenate([np.arange(copy, images, repeats) for copy in range(min(repeats, images))])
 
 
 class MicroBatches(Sampler[list[tuple[int, ...]]]):
-    """Batch sampler of one process: its micro-batches of each batch of a stream, without the others.
+    """Batch sampler of one process: yields the micro-batches of this process from each batch of a stream.
 
-    The first images of a batch are the first micro-batch of the first process, the next ones that of the second
-    process, and so on.
+    The first images of a batch form the first micro-batch of the first process, the next images the first micro-batch
+    of the second process, and so on.
 
     Args:
-        stream: the images of all processes; its length is a multiple of its batch size, at which it also starts.
+        stream: the images of all processes; its start and length are multiples of its batch size.
         size: images of a micro-batch; all micro-batches of all processes make up a batch.
         process: number of this process.
         processes: number of processes.
-        followed: append the image after the last one in the batch; the first image follows the last.
+        followed: append to each micro-batch the image that follows it in the batch; the first image follows the last.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class MicroBatches(Sampler[list[tuple[int, ...]]]):
 
 
 def _times_before(order: np.ndarray) -> np.ndarray:
-    """Return how often each row of an order has occurred before each position."""
+    """Return, for each position of an order, how often its row has occurred before."""
     places = np.argsort(order, kind="stable")
     _, first, counts = np.unique(order[places], return_index=True, return_counts=True)
     before = np.empty_like(order)

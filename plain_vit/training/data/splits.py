@@ -1,4 +1,4 @@
-"""Parts of a split: a fraction for validation, a few images of each class, a few images."""
+"""Parts of a split: a fraction for validation, a few images of each class, or random images."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ with needs("plain-vit[train]"):
 
 
 def carve(train: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Split a fraction off, stratified by the classes.
+    """Split off a fraction, stratified by class.
 
     Raises:
         DataError: One of the parts would have fewer images than classes.
@@ -32,10 +32,10 @@ def carve(train: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]
 
 
 def few_shots(train: Dataset, shots: int, names: Sequence[str], seed: int) -> Dataset:
-    """Return this many random rows of each class.
+    """Return `shots` random rows of each class.
 
     Raises:
-        DataError: A class has fewer.
+        DataError: A class has fewer rows.
     """
     if shots < 1:
         raise DataError(f"shots_per_class is {shots}: expected at least 1.")
@@ -51,7 +51,7 @@ def few_shots(train: Dataset, shots: int, names: Sequence[str], seed: int) -> Da
 
 
 def some_rows(split: Dataset, count: int, seed: int) -> Dataset:
-    """Return this many random rows, in their order, or all of a smaller split."""
+    """Return at most `count` random rows, in their original order."""
     if count < 1:
         raise DataError(f"max_images is {count}: expected at least 1.")
     return split.select(np.sort(np.random.default_rng(seed).permutation(len(split))[:count]))

@@ -1,12 +1,12 @@
-"""Streams of training images, for datasets larger than the disk.
+"""Streaming of training images, for datasets larger than the disk.
 
 A stream offers weaker guarantees than a stored dataset:
 
-- Every worker of every process has shards of its own, so there must be as many shards as workers in total. Shards are
-  shuffled with each other, and images within blocks of successive ones. If shards differ in size, images of small ones
-  come more often.
-- A resumed run gives the same batches with the same number of processes and workers. Each worker continues at the block
-  of images that it was in: it skips the rows of one shard that precede the block, without decoding them.
+- Each worker of each process reads its own shards, so there must be at least as many shards as workers in total. The
+  order of shards is shuffled, and so are images within blocks of consecutive ones. If shards differ in size, images of
+  small shards come more often.
+- A resumed run gives the same batches if it has the same number of processes and workers. Each worker continues with
+  the block of images that it was in: it skips the earlier rows of that shard without decoding them.
 """
 
 import itertools
@@ -27,17 +27,17 @@ with needs("plain-vit[train]"):
     from accelerate.utils import send_to_device
     from datasets import IterableDataset
 
-TRIED = 1000  # rows searched for a readable image
+TRIED = 1000  # number of rows to search for a readable image
 
-# Where a block of images begins: epoch, number of shards before it in the order of the epoch, number of rows before it
-# in its shard, and number of images before it since the start of the run.
+# Start of a block of images: epoch, shards before it in the epoch's order, rows before it in its shard, and images
+# before it since the start of the run.
 Position = tuple[int, int, int, int]
 
 
 class StreamedImages(torch.utils.data.IterableDataset):
-    """Infinite stream of the images of one process.
+    """Infinite stream of the training images of one process.
 
-    An unreadable image is replaced by the next readable one, with that one's label, and named in `broken`.
+    An unreadable image and its label are replaced by the next readable ones, and reported in `broken`.
 
     Args:
         stream: rows with an `image`, as a file, and a `label`.
@@ -48,8 +48,8 @@ class StreamedImages(torch.utils.data.IterableDataset):
         buffer: size of the blocks in which images are shuffled.
         process: (number of this process, number of processes).
         seed: seed of order and augmentation.
-        positions: of the blocks in which the run was resumed, by the number of the part; without one, a part is read
-            from its beginning.
+        positions: positions at which the run is resumed, by the number of the worker's part; a part without one is
+            read from its beginning.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class StreamedImages(torch.utils.data.IterableDataset):
         info = get_worker_info()
         number, workers = (info.id, info.num_workers) if info else (0, 1)
         # The loader takes a batch from each worker in turn, starting with the first: in a resumed run, the first
-        # takes the role of the worker whose turn it was.
+        # worker takes the role of the worker whose turn it was.
         number = (number + self.batches_before) % workers
         batches = self.batches_before // workers + (number < self.batches_before % workers)
         process, processes = self.process
         part = process * workers + number
         start = self.positions.get(part, (0, 0, 0, 0))
         rows = self._shuffled(self.stream.shard(num_shards=processes * workers, index=part), part, start)
-        ahead: deque[dict[str, Any]] = deque()  # rows that already replaced an earlier one
+        ahead: deque[dict[str, Any]] = deque()  # rows that have already replaced an earlier row
         for place in itertools.count(start[-1]):
             row = ahead.popleft() if ahead else next(rows)
             if place < batches * self.batch_size:
@@ -101,7 +101,7 @@ class StreamedImages(torch.utils.data.IterableDataset):
             yield {"pixel_values": levels, "labels": label, "broken": broken, "position": position}
 
     def _shuffled(self, part: IterableDataset, number: int, start: Position) -> Iterator[dict[str, Any]]:
-        """Yield the undecoded rows of some shards, epoch after epoch, each with the position of its block."""
+        """Yield the undecoded rows of a part's shards, epoch after epoch, each with the position of its block."""
         shards = [part.shard(num_shards=part.num_shards, index=index) for index in range(part.num_shards)]
         epoch, done, skipped, place = start
         while True:
@@ -123,16 +123,16 @@ class StreamedImages(torch.utils.data.IterableDataset):
 
 
 def _rows(shards: Sequence[IterableDataset], done: int, skipped: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield number of the shard, number in the shard, and row, from a position on."""
+    """Yield shard number, row number in the shard, and row, starting at a position."""
     for number, shard in enumerate(shards[done:], done):
-        # Not `iter(shard)`, which would divide the shards among the workers again.
+        # `iter(shard)` would divide the shards among the workers again.
         for offset, rows in enumerate(shard.skip(skipped).iter(batch_size=1), skipped):
             yield number, offset, {name: values[0] for name, values in rows.items()}
         skipped = 0
 
 
 class StreamedBatches:
-    """Batches on the device of this process, and the positions from which a resumed run continues after them.
+    """Yield batches on the device of this process, and track the positions at which a resumed run continues.
 
     Args:
         images: the images of this process.
@@ -141,7 +141,7 @@ class StreamedBatches:
         **loading: `num_workers` and other options of the loader.
 
     Raises:
-        DataError: There are fewer shards than workers.
+        DataError: The stream has fewer shards than workers.
     """
 
     def __init__(self, images: StreamedImages, accelerator: Accelerator, *, count: int, **loading: Any) -> None:

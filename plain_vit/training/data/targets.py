@@ -1,4 +1,4 @@
-"""Targets that are vectors: several labels of an image, and numbers to predict."""
+"""Vector targets: several labels per image, or numbers to predict."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ def with_vectors(
     """Return splits whose `label` is a vector of floats, and the names of its entries.
 
     Args:
-        splits: rows with a `label`: a list of labels, or a number or a list of numbers. The labels of the first split
-            are all that there are; each occurs in a split `train`.
-        problem_type: `multi_label_classification` (1 for each label of an image, else 0) or `regression`.
-        column: name of the label column in the dataset, after which numbers without names are called.
-        given: names from `--label_names`; of labels in lists, all that occur.
+        splits: rows with a `label`: a list of labels, or a number or a list of numbers. The first split defines the
+            labels; each must occur in a split `train`.
+        problem_type: `multi_label_classification` (1 for each label of an image, 0 for others) or `regression`.
+        column: name of the label column in the dataset, which also names numbers that have no names.
+        given: names from `--label_names`; they must include all labels that occur in lists.
 
     Raises:
-        DataError: A label is missing, unknown, or of another type, or lists say of each label whether an image has it.
+        DataError: A label is missing, unknown or has another type, or the lists are multi-hot.
     """
     columns = {role: split["label"][:] for role, split in splits.items()}
     if problem_type != REGRESSION:
@@ -57,7 +57,7 @@ def with_vectors(
 
 
 def whole_numbers(values: Sequence[Any]) -> list[Any]:
-    """Return labels with whole floats as integers and NaN as None: what pandas makes of a column with a gap."""
+    """Undo what pandas does to an integer column with gaps: whole floats become integers again, and NaN None."""
     return [
         (None if math.isnan(value) else int(value) if value.is_integer() else value)
         if isinstance(value, float)
@@ -67,7 +67,7 @@ def whole_numbers(values: Sequence[Any]) -> list[Any]:
 
 
 def label_type_error(column: str, kind: object) -> DataError:
-    """Return the error of a column of labels that cannot be classes, with what to do."""
+    """Return the error for a label column that cannot hold classes, with the remedy."""
     name = kind.dtype if isinstance(kind, Value) else repr(kind)
     if isinstance(kind, List):
         cure = (
@@ -85,14 +85,14 @@ def label_type_error(column: str, kind: object) -> DataError:
 
 
 def check_evaluated(splits: Mapping[str, Dataset], problem_type: str) -> None:
-    """Refuse splits of which a result is not defined: no average precision without labels, no R2 of one image.
+    """Refuse splits whose results are undefined: average precision without labels, or R2 of one image.
 
     Args:
         splits: rows with a vector as their `label`.
-        problem_type: as for `with_vectors`.
+        problem_type: see `with_vectors`.
 
     Raises:
-        DataError: There is such a split, which is not that for training.
+        DataError: A split other than the training split is of this kind.
     """
     for role, split in splits.items():
         if role == "train":
@@ -111,7 +111,7 @@ def _whole_list(labels: Any) -> Any:
 
 
 def _numbers(role: str, values: Sequence[Any]) -> np.ndarray:
-    """Return the numbers of a split, [images, K]."""
+    """Return the numbers of a split as an array [images, K]."""
     try:
         numbers = np.asarray(values, dtype=np.float32)
         if isinstance(values[0], bool | str) or numbers.ndim > 2:
@@ -137,7 +137,7 @@ def _names_of_numbers(widths: Mapping[str, int], column: str, given: Sequence[st
 
 
 def _classes(feature: Any, values: Sequence[Any], given: Sequence[str] | None) -> tuple[dict[Any, int], list[str]]:
-    """Return the places of the labels that may occur, and their names."""
+    """Return the index of each label that may occur, and the names of the labels."""
     if not all(isinstance(labels, list) for labels in values):
         raise DataError(f"The label column holds {feature}: expected a list of labels for each image.")
     inner = getattr(feature, "feature", None)
@@ -161,11 +161,11 @@ def _classes(feature: Any, values: Sequence[Any], given: Sequence[str] | None) -
 
 
 def _refuse_ones_and_zeros(values: Sequence[Sequence[Any]], shortest: int) -> None:
-    """Refuse lists that say of each label whether an image has it, instead of the labels that it has.
+    """Refuse multi-hot lists, of ones and zeros, instead of lists of the labels that an image has.
 
     Args:
         values: the lists.
-        shortest: length from which on equally long lists of ones and zeros are taken for such.
+        shortest: minimum length from which equally long lists of ones and zeros count as multi-hot.
     """
     lengths = {len(labels) for labels in values}
     occurring = {str(label) for labels in values for label in labels}
@@ -179,7 +179,7 @@ def _refuse_ones_and_zeros(values: Sequence[Sequence[Any]], shortest: int) -> No
 
 
 def _shown(role: str, values: Sequence[Sequence[Any]], classes: Mapping[Any, int]) -> np.ndarray:
-    """Return 1 for each label of an image, and 0 for the others, [images, K]."""
+    """Return multi-hot labels [images, K]: 1 for each label of an image, 0 for the others."""
     unknown = {label for labels in values for label in labels} - classes.keys()
     if unknown:
         row = next(row for row, labels in enumerate(values) if not unknown.isdisjoint(labels))

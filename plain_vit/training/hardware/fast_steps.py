@@ -1,4 +1,4 @@
-"""Training steps that compute less: one product for query, key and value, and no tokens that nobody reads."""
+"""Faster training steps: one matrix product for query, key and value, and no tokens that the head does not read."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,15 +16,15 @@ from ...packed_plain_vit import Places
 
 @contextmanager
 def fast_steps(model: nn.Module) -> Iterator[None]:
-    """Compute less in each forward and backward pass of a model, with the same gradients up to rounding.
+    """Skip redundant work in each forward and backward pass of a model; gradients stay the same up to rounding.
 
-    Each self-attention computes query, key and value as one product, so that its three layers are not called, and
-    hooks on them see nothing; layers of another type (LoRA, quantised, parametrised) are called as usual. The last
-    block of a classifier computes only the tokens that its pooling reads: of its hidden states and attentions, if they
-    are asked for, only these are returned.
+    Each self-attention computes query, key and value in one matrix product. Its three layers are not called, so hooks
+    on them do not run; layers of another type (LoRA, quantised, parametrised) are called as usual. The last block of a
+    classifier computes only the tokens that its pooling reads, so its hidden states and attentions, if requested, have
+    only these tokens.
 
-    The training scripts do each step in this context. With transformers' `Trainer` it is one line, and evaluations
-    inside it differ by rounding:
+    The training scripts run each step in this context. With transformers' `Trainer`, wrap the training; results of
+    evaluations inside the context differ by rounding:
 
         with fast_steps(model):
             trainer.train()
@@ -58,12 +58,12 @@ def fast_steps(model: nn.Module) -> Iterator[None]:
 
 
 def attentions_of(encoder: Any) -> list[Any]:
-    """Return the self-attentions of the blocks."""
+    """Return the self-attentions of all blocks."""
     return [module for module in encoder.layers.modules() if type(module) is PlainViTAttention]
 
 
 def is_plain(attention: Any) -> bool:
-    """Return whether query, key and value are dense layers of torch, and nothing has replaced their calls."""
+    """Return whether query, key and value are torch's dense layers with their own `forward`."""
     return "project" not in vars(attention) and all(
         type(layer) is nn.Linear and layer._parameters.get("weight") is not None and "forward" not in vars(layer)
         for layer in layers_of(attention)
@@ -76,14 +76,14 @@ def layers_of(attention: Any) -> list[nn.Linear]:
 
 
 class Joined(NamedTuple):
-    """Weight and bias that project tokens to query, key and value, one after the other."""
+    """Fused weight and bias: the rows for query, key and value, one after the other."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
 
 
 class Held:
-    """The joined weights of an attention in one pass; a copy of it is empty."""
+    """Holds the fused weights of an attention during one pass; a copy is empty."""
 
     joined: Joined | None = None
 
@@ -92,10 +92,11 @@ class Held:
 
 
 def encode_joined(encoder: Any, *args: Any, **kwargs: Any) -> Any:
-    """Join the projections of all blocks, then run `PlainViTEncoder.encode`.
+    """Fuse the projections of all blocks, then run `PlainViTEncoder.encode`.
 
-    Their gradients are ready at once, after all others. Processes exchange gradients during the backward pass: there
-    each attention joins its own, and their gradients are ready with those of its block.
+    The gradients of all projections are then ready at once, after all others. With several processes, which exchange
+    gradients during the backward pass, each attention fuses its own weights instead, so that their gradients are ready
+    with those of its block.
     """
     attentions = [attention for attention in attentions_of(encoder) if can_join(attention)]
     apart = among_processes()
@@ -111,9 +112,9 @@ def among_processes() -> bool:
 
 
 def can_join(attention: Any) -> bool:
-    """Return whether one product may take the place of three: in training, and with whole weights of torch.
+    """Return whether one product may replace three: only in training, with plain, unsharded weights.
 
-    A product of more rows is as exact, but rounds in another order than a source.
+    The fused product is as accurate, but its rounding differs from that of the original library.
     """
     if "project" not in vars(attention) or not attention.training:
         return False
@@ -121,13 +122,13 @@ def can_join(attention: Any) -> bool:
 
 
 def join(blocks: Sequence[Sequence[nn.Linear]]) -> list[Joined] | list[None]:
-    """Copy the weights of the layers of each block behind each other, and cast them under autocast, all at once."""
+    """Concatenate the weights of the layers of each block and, under autocast, cast them, all in one operation."""
     layers = [layer for block in blocks for layer in block]
     if len({(layer.weight.device, layer.weight.dtype, layer.in_features) for layer in layers}) != 1:
         return [None] * len(blocks)
     width, counts = layers[0].in_features, [sum(layer.out_features for layer in block) for block in blocks]
     parts, sizes = [layer.weight.flatten() for layer in layers], [width * count for count in counts]
-    if has_bias := any(layer.bias is not None for layer in layers):  # some keys have none beside a query that has one
+    if has_bias := any(layer.bias is not None for layer in layers):  # in some models, only the keys have no bias
         parts += [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
         sizes += counts
     tensors = cast_once(torch.cat(parts)).split(sizes)
@@ -136,7 +137,7 @@ def join(blocks: Sequence[Sequence[nn.Linear]]) -> list[Joined] | list[None]:
 
 
 def project_as_one(attention: Any, hidden_states: torch.Tensor, places: Places) -> tuple[torch.Tensor, ...]:
-    """Project as `PlainViTAttention.project` does, with one product."""
+    """Compute `PlainViTAttention.project` with one matrix product."""
     layers = layers_of(attention)
     joined = attention.held.joined or (join([layers])[0] if can_join(attention) else None)
     if joined is None:

@@ -1,4 +1,4 @@
-"""Micro-batch size that fits into memory, and out-of-memory errors."""
+"""Micro-batch sizes that fit into memory, and out-of-memory errors."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,15 +18,15 @@ with needs("plain-vit[train]"):
 def fitting_accumulation(
     try_images: Callable[[int], None], accelerator: Accelerator, *, images: int, at_least: int = 1
 ) -> int:
-    """Return the number of micro-batches per optimizer step that fits into memory.
+    """Return the smallest number of micro-batches per optimizer step with which a step fits into memory.
 
-    All processes try, and all use the largest number that any of them needs.
+    All processes use the largest number that any of them needs.
 
     Args:
-        try_images: runs a training step with this many images, and runs out of memory with too many.
+        try_images: runs a training step with this many images; raises an out-of-memory error if they do not fit.
         accelerator: accelerator of the run.
-        images: images of one optimizer step in one process.
-        at_least: initial number of micro-batches.
+        images: images per optimizer step in each process.
+        at_least: number of micro-batches to try first.
 
     Raises:
         TrainingError: Not even one image fits.
@@ -50,13 +50,13 @@ def fitting_accumulation(
 
 
 def is_lack_of_memory(error: RuntimeError) -> bool:
-    """Return whether an error means that a device, or the machine, is out of memory."""
+    """Return whether an error means that a device or the machine is out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)
 
 
 @contextmanager
 def explain_out_of_memory() -> Iterator[None]:
-    """Replace out-of-memory errors of a training step by one that says what to do.
+    """Replace out-of-memory errors of a training step by an error that says what to do.
 
     Raises:
         TrainingError: The step did not fit into memory.
@@ -75,11 +75,11 @@ def explain_out_of_memory() -> Iterator[None]:
 def training_trial(
     model: nn.Module, accelerator: Accelerator, noise: Callable[[int], dict[str, torch.Tensor]]
 ) -> Callable[[int], None]:
-    """Return a function that runs forward and backward on images of noise, reserving memory for optimizer states.
+    """Return a function that runs a forward and backward pass on noise, with memory reserved for optimizer states.
 
     Args:
         model: maps its inputs to an output with `logits`; its weights and statistics are not changed.
-        accelerator: the accelerator that prepared it.
+        accelerator: the accelerator that prepared the model.
         noise: returns the model's inputs for a number of images.
     """
 

@@ -1,4 +1,4 @@
-"""Precision: TF32 products on GPUs, and blocks that compute with bfloat16 copies of their weights."""
+"""Precision: TF32 matrix products on GPUs, and blocks that compute with bfloat16 copies of their weights."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ from ...errors import TrainingError
 
 @contextmanager
 def tf32(enabled: bool) -> Iterator[None]:
-    """Inside this context, GPUs multiply float32 matrices and convolve in TF32, with 10 bits of mantissa, or not.
+    """Context that enables or disables TF32 (10 bits of mantissa) for float32 matrix products and convolutions on GPUs.
 
     Args:
-        enabled: whether they do. TF32 is several times as fast; CPUs and 16-bit types are not affected.
+        enabled: whether to use TF32, which is several times as fast; CPUs and 16-bit types are not affected.
     """
-    # The old names: the new ones, `fp32_precision`, do not set these, which torch.compile reads.
+    # torch.compile reads these switches, which the newer `fp32_precision` does not set.
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [switch.allow_tf32 for switch in switches]
     for switch in switches:
@@ -33,10 +33,10 @@ def tf32(enabled: bool) -> Iterator[None]:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks that a model, or the model inside it, declares: those in a list, from the first to the last.
+    """Return the blocks in a list that a model (or the model inside it) declares, from first to last.
 
     Raises:
-        TrainingError: There are none.
+        TrainingError: The model declares no blocks.
     """
     kinds = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
@@ -47,26 +47,26 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def train_on_copies(model: nn.Module, dtype: torch.dtype) -> None:
-    """Let the blocks of a model compute with copies of their weights, made by one operation per block and pass.
+    """Make the blocks of a model compute with cast copies of their weights, made by one operation per block and pass.
 
-    In training, everything inside a block has this type, its tokens too, without autocast, as under FSDP2 with the
-    `param_dtype` of its policy. The weights themselves, their gradients, and evaluations are as before.
+    In training, everything inside a block has this dtype, including tokens, without autocast, as under FSDP2 with a
+    `param_dtype` in its policy. The weights themselves, their gradients and evaluations are not affected.
 
     Args:
-        model: a model of transformers; the types of its blocks change.
-        dtype: type of the copies.
+        model: a transformers model; the classes of its blocks are replaced.
+        dtype: dtype of the copies.
 
     Raises:
         TrainingError: The model declares no blocks.
     """
     for block in blocks_of(model):
         kind = type(block)
-        # A type of the same name: blocks are recognised by it.
+        # The new class keeps the name, by which blocks are recognised.
         block.__class__ = type(kind.__name__, (_OnCopies, kind), {"copied_to": dtype, "__module__": kind.__module__})
 
 
 class _OnCopies(nn.Module):
-    """A block whose forward pass in training sees copies of its parameters."""
+    """A block whose forward pass in training uses copies of its parameters."""
 
     copied_to: torch.dtype
 
@@ -88,7 +88,7 @@ class _OnCopies(nn.Module):
 
     @functools.cached_property
     def _slots(self) -> list[tuple[nn.Module, str]]:
-        """Where the block holds its parameters, matrices first: they begin at even addresses."""
+        """Return the module and name of each parameter of the block, matrices first, to align them in memory."""
         slots = [
             (module, name, parameter.ndim)
             for module in self.modules()
@@ -98,7 +98,7 @@ class _OnCopies(nn.Module):
         return [(module, name) for module, name, _ in sorted(slots, key=lambda slot: -slot[2])]
 
     def _cast(self, value: Any) -> Any:
-        if value is None or isinstance(value, bool | torch.Tensor):  # most are, and so need no search for tensors
+        if value is None or isinstance(value, bool | torch.Tensor):  # the common case: no search for tensors inside
             return self._cast_tensor(value)
         return tree_map(self._cast_tensor, value)
 
@@ -108,7 +108,7 @@ class _OnCopies(nn.Module):
 
 
 class _Copies(torch.autograd.Function):
-    """Parts of one tensor with the values of all given ones, cast at once; and so are their gradients."""
+    """Cast several tensors at once, as views of one tensor; their gradients are cast at once too."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -128,6 +128,6 @@ class _Copies(torch.autograd.Function):
 
 
 def _cast_together(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Return the tensors in another type, as parts of one tensor."""
+    """Return the tensors in another dtype, as views of one tensor."""
     together = _flatten_dense_tensors(tensors).to(dtype)
     return tuple(_unflatten_dense_tensors(together, tensors))

@@ -24,15 +24,15 @@ with needs("plain-vit[train]"):
         str_to_bool,
     )
 
-CPU_SETTING = "ACCELERATE_USE_CPU"  # of `accelerate launch` to its processes
-# How long processes wait for one that lists images, writes a model or draws the report.
+CPU_SETTING = "ACCELERATE_USE_CPU"  # set by `accelerate launch` for its processes
+# How long processes wait while one of them lists images, writes a model or draws the report.
 PATIENCE = timedelta(hours=1)
 
 
 def start_accelerator(
     *, num_processes: int | None, gradient_accumulation_steps: int = 1, mixed_precision: str
 ) -> Accelerator:
-    """Start the processes of a run; on a CPU they reuse the memory that a step frees for the next one.
+    """Start the processes of a run; on a CPU, let them reuse the memory that a step frees.
 
     Args:
         num_processes: required number of processes, or None for any.
@@ -40,10 +40,10 @@ def start_accelerator(
         mixed_precision: `no`, `bf16` or `fp16`.
 
     Raises:
-        TrainingError: Another number of processes is running, or they would not do what was requested.
+        TrainingError: The number of running processes differs, or FSDP or fp16 would have no effect on a CPU.
     """
     launched = int(os.environ.get("WORLD_SIZE", "1"))
-    # Without a GPU and an explicit setting, Accelerate would treat each of several processes as the only one.
+    # Without a GPU or an explicit setting, Accelerate would treat each of several processes as the only one.
     cpu = True if launched > 1 and not torch.accelerator.is_available() else None
     accelerator = Accelerator(
         cpu=bool(cpu),
@@ -78,18 +78,18 @@ def start_accelerator(
 
 
 STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
-# Modules that data loader workers and their script import: preloaded once in the fork server.
+# Modules imported by data loader workers and their script, preloaded once in the fork server.
 PREPARED_MODULES = ["plain_vit.training.metrics", "plain_vit.training.models", "plain_vit.training.reports.report"]
 
 
 def loading_options(num_workers: int) -> dict[str, Any]:
-    """Return the options of a `DataLoader`: workers, which are kept from one evaluation to the next, and pinned memory.
+    """Return keyword arguments for a `DataLoader`: persistent workers and pinned memory.
 
-    Call it early: the workers' imports then overlap with the preparation of the run. They import the script too, which
-    must do its work under `if __name__ == "__main__":`.
+    Call this early, so that the workers' imports overlap with the preparation of the run. The workers import the script
+    too, which must do its work under `if __name__ == "__main__":`.
 
-    The workers are started by a fork server, if the system supports it. Signals to the process group, as sent by
-    `torchrun` and Ctrl-C, do not reach them: the training process needs them until it has saved.
+    A fork server starts the workers, if the system supports it. Signals to the process group, as sent by `torchrun` and
+    Ctrl-C, do not reach the workers, since the training process needs them until it has saved.
 
     Args:
         num_workers: number of data loader workers; 0 loads in the training process.
@@ -107,13 +107,13 @@ def _leave_group(worker: int) -> None:
 
 
 class StopRequest:
-    """Inside this context, signals ask for a stop at the end of a step instead of ending the process.
+    """Context in which signals request a stop at the end of a step instead of ending the process.
 
-    SIGUSR1 is what SLURM sends before the time of a job ends, if asked to (`--signal=USR1@120`).
+    SLURM can send SIGUSR1 before the time limit of a job (`--signal=USR1@120`).
     """
 
     def __init__(self) -> None:
-        self.signal = 0  # the number of the last one
+        self.signal = 0  # number of the last signal
         self.handling = handled_signals(dict.fromkeys(STOP_SIGNALS, self._request))
 
     def __enter__(self) -> Self:
@@ -127,15 +127,15 @@ class StopRequest:
         self.signal = number
 
 
-EXCHANGE_EVERY = 2.0  # seconds of training, so that a stop takes less than 5 seconds, or one step
+EXCHANGE_EVERY = 2.0  # seconds of training between exchanges: a stop takes less than 5 seconds, or one step
 
 
 class StepExchange:
-    """What all processes have to agree on after a step: whether to stop, and which loss was not finite first.
+    """Agreement of all processes after a step: whether to stop, and which loss was the first that was not finite.
 
-    To exchange it, every process waits for all others and for its device. This happens only at steps that all of them
-    know in advance: the next one follows from the slowest step of all processes. One process on a CPU waits for
-    nothing, so it looks after each step.
+    In an exchange, every process waits for all others and for its device. Exchanges happen only at steps that all
+    processes know in advance: the next one follows from the slowest step of all processes. A single process on a CPU
+    waits for nothing, so it checks after each step.
 
     Args:
         accelerator: accelerator of the run.
@@ -148,16 +148,16 @@ class StepExchange:
         self.next_step, self.last_step, self.since = 0, 0, time.perf_counter()
 
     def watch(self, loss: torch.Tensor, step: int) -> None:
-        """Remember the number of a step whose loss is not finite, without waiting for the device."""
+        """Record the step if its loss is not finite, without waiting for the device."""
         self.first_bad = torch.where(loss.isfinite(), self.first_bad, self.first_bad.clamp(max=step))
 
     def after(self, step: int, signal: int, *, due: bool) -> tuple[int, int | None]:
-        """Return the signal to stop for, or 0, and the first step whose loss was not finite, or None.
+        """Return the signal to stop for (or 0) and the first step whose loss was not finite (or None).
 
         Args:
             step: number of steps taken; the same in all processes, like `due`.
-            signal: the signal that this process got, or 0.
-            due: exchange in any case.
+            signal: the signal that this process received, or 0.
+            due: exchange even if no exchange is scheduled.
         """
         if not self.waits:
             return signal, self._step_of(float(self.first_bad))
@@ -177,7 +177,7 @@ class StepExchange:
 
 
 def generator_states(device: torch.device) -> list[torch.Tensor]:
-    """Return the states of the random generators of the CPU and of a device."""
+    """Return the states of the random number generators of the CPU and a device."""
     states = [torch.get_rng_state()]
     if device.type != "cpu":
         states.append(torch.get_device_module(device).get_rng_state(device))

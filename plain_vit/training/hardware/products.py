@@ -1,4 +1,4 @@
-"""Products of dense layers in training on a CPU: by oneDNN where those of torch are far slower.
+"""Matrix products of dense layers in training on a CPU: by oneDNN where torch's are far slower.
 
 Shapes: `M` rows, `I` inputs, `O` outputs of a dense layer.
 """
@@ -15,23 +15,23 @@ from ...system.environment import has_slow_float32_products
 
 
 def products(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context for training steps, forward and backward, with the fastest products of this processor.
+    """Return a context for training steps (forward and backward) with the fastest matrix products on this processor.
 
-    Evaluations stay outside: their bits are those of a source.
+    Evaluate outside the context, where results equal the original library's bit for bit.
 
     Args:
-        device: of the model.
+        device: device of the model.
     """
     return onednn_products() if device.type == "cpu" and has_slow_float32_products() else nullcontext()
 
 
 @contextmanager
 def onednn_products() -> Iterator[None]:
-    """Inside this context, dense layers in float32 on a CPU multiply with oneDNN.
+    """Context in which float32 dense layers on a CPU multiply with oneDNN.
 
-    Their sums are taken in another order than those of `torch.nn.functional.linear`, which this replaces: torch leaves
-    a mode of functions for the backward pass, in which blocks may be computed again. Layers in other dtypes, under
-    autocast, with shards or subclasses of tensors as weights, compiled or transformed are not changed.
+    It replaces `torch.nn.functional.linear`, and sums in a different order. (A `TorchFunctionMode` would not do: torch
+    leaves it for the backward pass, which may recompute blocks.) Layers in other dtypes, under autocast, with shards or
+    tensor subclasses as weights, compiled or transformed are not changed.
     """
     linear = F.linear
 
@@ -67,7 +67,7 @@ def _product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 class _Dense(torch.autograd.Function):
-    """`torch.nn.functional.linear`; its gradients are such products too, and so can be differentiated."""
+    """`torch.nn.functional.linear` by oneDNN; its gradients are such products too, so they can be differentiated."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -87,7 +87,7 @@ class _Dense(torch.autograd.Function):
 
 
 def _gradient_of_weight(outputs: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """Return the product O I of gradients and inputs; oneDNN copies its first factor transposed: the narrower one."""
+    """Return the product O I of gradients and inputs, the narrower factor first, as oneDNN copies it transposed."""
     if outputs.shape[1] > inputs.shape[1]:
         return _multiply(inputs.t(), outputs.t()).t()
     return _multiply(outputs.t(), inputs.t())

@@ -1,7 +1,7 @@
 """Sharding of weights, gradients, optimizer states and moving averages over processes (FSDP2).
 
-Accelerate shards on accelerators only: on CPUs its FSDP is silently plain DDP. Here `fully_shard` is called directly,
-which works on both, and a checkpoint contains the shards of all processes in PyTorch's distributed format.
+Accelerate shards only on accelerators: on CPUs, its FSDP silently becomes DDP. Here `fully_shard` is called directly,
+which works on both. A checkpoint contains the shards of all processes in PyTorch's distributed format.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ from ...system.extras import needs
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
 
-FOLDER = "sharded"  # in a checkpoint
+FOLDER = "sharded"  # subfolder of a checkpoint
 
 
 def shard(model: nn.Module, accelerator: Accelerator) -> None:
     """Shard a model over all processes: each block gathers its weights before it runs.
 
     Args:
-        model: a model on any device, changed in place with new parameters. Create optimizers afterwards.
+        model: a model on any device; its parameters are replaced, so create optimizers afterwards.
         accelerator: accelerator of the run, with several processes.
 
     Raises:
@@ -51,20 +51,20 @@ def shard(model: nn.Module, accelerator: Accelerator) -> None:
     model.to(accelerator.device)
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    # Parameters outside the blocks are resharded after each forward pass too: an evaluation has no backward
-    # pass, and checkpoints and averages consist of shards.
+    # Reshard parameters outside the blocks after each forward pass too: an evaluation has no backward pass, and
+    # checkpoints and averages need shards.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
 
 
 def check_optimizer(make: Callable[[nn.Module], torch.optim.Optimizer], accelerator: Accelerator) -> None:
-    """Take two steps with a few sharded weights of each shape, as not every optimizer can.
+    """Check that an optimizer supports sharded weights: take two steps with a few weights of each shape.
 
     Args:
-        make: function that makes the optimizer of a model.
+        make: builds the optimizer of a model.
         accelerator: accelerator of the run, with several processes.
 
     Raises:
-        TrainingError: The optimizer uses an operation that sharded tensors do not have.
+        TrainingError: The optimizer uses an operation that sharded tensors do not support.
     """
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     model = nn.Sequential(nn.Sequential(nn.ModuleList([nn.Conv2d(3, 4, 2), nn.Linear(4, 6)]))).to(accelerator.device)
@@ -104,12 +104,12 @@ def blocks_to_shard(model: nn.Module, accelerator: Accelerator) -> list[nn.Modul
 
 
 def held_here(model: nn.Module) -> tuple[int, int]:
-    """Return the number of parameters in this process, and in total."""
+    """Return the number of parameters in this process and in total."""
     return sum(each.numel() for each in local_parameters(model)), sum(each.numel() for each in model.parameters())
 
 
 def local_parameters(model: nn.Module) -> list[torch.Tensor]:
-    """Return the parameters in this process, or its parts of them."""
+    """Return the parameters of a model, or this process's shards of them."""
     return [each.to_local() if isinstance(each, DTensor) else each for each in model.parameters()]
 
 
@@ -124,12 +124,12 @@ def whole_state(model: nn.Module) -> dict[str, Any]:
 
 
 class ShardedState:
-    """Sharded state of a run in a checkpoint.
+    """Sharded part of a checkpoint.
 
     Args:
-        model: from `shard`.
-        optimizer: optimizer of its parameters.
-        average: a moving average whose module is from `shard` too, or None.
+        model: model sharded by `shard`.
+        optimizer: optimizer of the model's parameters.
+        average: moving average whose module is sharded too, or None.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, average: AveragedModel | None) -> None:
@@ -144,19 +144,19 @@ class ShardedState:
         return state
 
     def save(self, checkpoint: Path) -> None:
-        """Write the shards of all processes into the folder of a checkpoint.
+        """Write the shards of all processes to the folder of a checkpoint.
 
         Raises:
-            ExceptionGroup: Processes could not write theirs, with the error of each.
+            ExceptionGroup: Processes could not write their shards; holds the error of each.
         """
         try:
             distributed_checkpoint.save(self._state(), checkpoint_id=str(checkpoint / FOLDER))
-        except CheckpointException as error:  # not an Exception
+        except CheckpointException as error:  # derives from BaseException
             failures: list[Any] = [failure for failure, _ in error.failures.values()]
             raise ExceptionGroup(f"{checkpoint / FOLDER} was not written", failures) from error
 
     def load(self, checkpoint: Path) -> None:
-        """Load the shards of this process."""
+        """Load the shards of this process from the folder of a checkpoint."""
         state = self._state()
         distributed_checkpoint.load(state, checkpoint_id=str(checkpoint / FOLDER))
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])

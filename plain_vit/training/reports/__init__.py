@@ -1,1 +1,1 @@
-"""The outputs of a run that people look at: reports, pictures, the facts of a card."""
+"""Outputs of a run for people: reports, pictures, and facts for model cards."""

@@ -1,4 +1,4 @@
-"""Facts about a fine-tuning run: plan, requirements, results, and content of the model card."""
+"""Facts about a fine-tuning run: plan, requirements, results, and contents of the model card."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,7 +38,7 @@ with needs("plain-vit[train]"):
     from accelerate import DistributedType
 
 Facts = dict[str, object]
-# Results of the report's first table.
+# Results shown in the report's first table.
 SHOWN = ("accuracy", "mean_average_precision", "macro_f1", "mean_absolute_error", "r2", "calibration_error", "loss")
 RANDAUGMENT_OPTIONS = {"magnitude_scale", "magnitude", "magnitude_std", "augmentation_layers"}
 
@@ -60,7 +60,7 @@ def run_facts(
         schedule: the steps.
         model: the model.
         task: the task.
-        taken: number of steps taken (default: none yet, those planned count).
+        taken: number of steps taken (default: the planned steps).
     """
     parameters = list(model.parameters())
     steps = schedule.total_steps if taken is None else taken
@@ -91,11 +91,11 @@ def _tf32(options: StepOptions) -> bool:
 
 
 def recipe_of(options: LoopOptions, values: Mapping[str, object]) -> Facts:
-    """Return the settings of a recipe that are set and have an effect, for a model card.
+    """Return the settings that are set and have an effect, as the recipe of a model card.
 
     Args:
         options: options of the run.
-        values: the settings by the names of their options.
+        values: settings by option name.
     """
     scaled = {} if options.base_batch_size is None else {"peak_learning_rate": f"{options.peak_learning_rate:g}"}
     useless = _without_effect(options)
@@ -108,7 +108,7 @@ def recipe_of(options: LoopOptions, values: Mapping[str, object]) -> Facts:
 
 
 def _without_effect(options: LoopOptions) -> set[str]:
-    """Return the names of options that others leave without effect; `warmup_steps` says what `warmup_fraction` gave."""
+    """Return the options without effect, and `warmup_fraction`, as `warmup_steps` already gives its result."""
     useless = idle_options(options) | {"warmup_fraction"}
     useless |= set() if _tf32(options) else {"tf32"}
     if not isinstance(options, ClassifierOptions):
@@ -119,13 +119,13 @@ def _without_effect(options: LoopOptions) -> set[str]:
 
 
 def _selection(loop: Loop[Any]) -> str:
-    """Return which weights were selected, in words."""
+    """Describe which weights were selected."""
     metric = (loop.chooses_by or "").replace("_", " ")
     return f"of step {loop.selected}, selected by {metric} on the {loop.watched_name} split"
 
 
 def size_of_images(image_processor: Any) -> str:
-    """Return the size of evaluated images, in words."""
+    """Describe the size of evaluated images."""
     if most := max_num_patches_of(image_processor):
         side = image_processor.patch_size
         return f"aspect ratio kept, at most {most} patches of {side} x {side} pixels"
@@ -134,7 +134,7 @@ def size_of_images(image_processor: Any) -> str:
 
 
 def count_images(data: ImageClassificationData) -> str:
-    """Return the number of images of each split, in words."""
+    """Describe the number of images of each split."""
     counts = {name: data.train_images if name == "train" else len(split) for name, split in data.splits.items()}
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
@@ -172,7 +172,7 @@ def describe_plan(
     task: ImageTask[Any],
     image_processor: Any,
 ) -> dict[str, Facts]:
-    """Return tables of the plan and its requirements, by title. This changes the weights.
+    """Return tables of the plan of a run and its requirements, by title. This changes the weights.
 
     Args:
         options: options of the run.
@@ -221,14 +221,14 @@ def model_facts(
     loop: Loop[Any],
     result: Evaluation | VectorEvaluation,
 ) -> ModelFacts:
-    """Return the content of the model card about the run."""
+    """Return the facts about the run for the model card."""
     values = {
         **keywords(options, ModelOptions, OptimizationOptions, AugmentationOptions),
         **settings_of(loop.learner.optimizer),
         "teacher": None if options.teacher is None else public_name(options.teacher),
         "mixed_precision": options.mixed_precision,
     }
-    del values["model"]  # the card names it as the origin
+    del values["model"]  # the card already names it as the origin
     scores = {
         name: value for name, value in result.scores.items() if name != "top5_accuracy" or len(data.label_names) > 5
     }

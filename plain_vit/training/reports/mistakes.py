@@ -21,7 +21,7 @@ class ClassResult:
         right: Number of its images predicted correctly.
         recall: Fraction of its images predicted correctly, 0 to 1; NaN without images.
         precision: Fraction of its predictions that are correct; NaN without predictions.
-        f1: Harmonic mean of the two; NaN if both are.
+        f1: Harmonic mean of recall and precision; NaN if both are NaN.
     """
 
     name: str
@@ -34,13 +34,13 @@ class ClassResult:
 
 @dataclass(frozen=True)
 class ConfusedPair:
-    """A confused pair of classes.
+    """A pair of confused classes.
 
     Args:
         true: The true class.
         predicted: The predicted class.
-        count: Number of images.
-        share: The same as a fraction of the true class, 0 to 1.
+        count: Number of images of the true class predicted as the other.
+        share: `count` as a fraction of the images of the true class, 0 to 1.
     """
 
     true: int
@@ -50,7 +50,7 @@ class ConfusedPair:
 
 
 def results_by_class(evaluation: Evaluation, class_names: list[str]) -> list[ClassResult]:
-    """Return the results for each class, in order."""
+    """Return the result of each class, in order."""
     predictions = evaluation.predictions
     classes = len(class_names)
     precision, recall, f1, _ = precision_recall_fscore_support(
@@ -65,7 +65,7 @@ def results_by_class(evaluation: Evaluation, class_names: list[str]) -> list[Cla
 
 
 def confused_pairs(evaluation: Evaluation, count: int = 12) -> list[ConfusedPair]:
-    """Return the most frequently confused pairs of classes, the worst first.
+    """Return the most frequently confused pairs of classes, most frequent first.
 
     Args:
         evaluation: Evaluation of the split.
@@ -83,7 +83,7 @@ def confused_pairs(evaluation: Evaluation, count: int = 12) -> list[ConfusedPair
 
 
 def confident_mistakes(evaluation: Evaluation, count: int = 16) -> np.ndarray:
-    """Return the rows with the most confident wrong predictions, the most confident first.
+    """Return the rows with the most confident wrong predictions, most confident first.
 
     Args:
         evaluation: Evaluation of the split.

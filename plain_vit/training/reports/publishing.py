@@ -41,15 +41,15 @@ def training_facts(
     Args:
         run: The run folder, with the model and possibly the report.
         source: The starting point of the run, as given.
-        from_scratch: Only the architecture of the source was used.
+        from_scratch: Whether only the architecture of the source was used.
         dataset: The dataset, as given.
-        split_name: The split of the results.
-        results: Results by metric, such as `accuracy`, and `top5_accuracy` if there are enough classes.
-        images: Number of images of each split, in words.
-        recipe: Settings and their values.
+        split_name: Name of the split that the results are on.
+        results: Results by metric, such as `accuracy`; `top5_accuracy` if there are enough classes.
+        images: Text with the number of images of each split.
+        recipe: Settings by name.
         environment: Versions and hardware.
-        license: Licence of the weights (default: as in the card of the source).
-        method: What was done, in words, with `{start}` and `{data}` (default: that it was fine-tuned, or trained).
+        license: Licence of the weights (default: from the card of the source).
+        method: Text about what was done, with `{start}` and `{data}` (default: fine-tuned, or trained).
     """
     known = {} if from_scratch else source_facts(Path(source))
     if license is not None:
@@ -99,13 +99,13 @@ def publish(
         facts: From `training_facts`.
         repo_id: "user/name", or None not to push.
         private: Make the repository private.
-        say: Called with a message if there is no model card.
+        say: Called with a message if no model card is written.
 
     Returns:
-        The push.
+        The push, or None.
 
     Raises:
-        HubError: The push failed; the folder is complete, and can be pushed again.
+        HubError: The push failed; the folder is complete and can be pushed again.
     """
     model_type = json.loads((run / "config.json").read_text(encoding="utf-8"))["model_type"]
     if model_type == PlainViTConfig.model_type:

@@ -39,9 +39,9 @@ with needs("plain-vit[train]"):
         plot_training_curves,
     )
 
-MATRIX_CLASSES = 1000  # beyond that a confusion matrix is larger than a screen
-OPEN_TABLE = 30  # rows; a longer table is collapsed
-PAGE = 10.4  # inches at this resolution that the page is wide
+MATRIX_CLASSES = 1000  # a confusion matrix of more classes is larger than a screen
+OPEN_TABLE = 30  # rows; longer tables are collapsed
+PAGE = 10.4  # width of the page, in inches at this resolution
 PACKAGES = ("plain-vit", "torch", "torchvision", "transformers", "accelerate", "datasets")
 
 
@@ -65,7 +65,7 @@ def write_report(
     split_name: str,
     model: nn.Module,
 ) -> Path:
-    """Write the report of a run to the subfolder `report`.
+    """Write the report of a run to its subfolder `report`.
 
     Args:
         snapshots: Snapshots of the model during training.
@@ -116,22 +116,22 @@ class ReportPage:
     """The parts of a report, and the folder with its figures.
 
     Args:
-        folder: The folder; it is made if it does not exist.
+        folder: The folder; it is created if it does not exist.
     """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         self.folder, self.path = folder, folder / "index.html"
-        self.parts: list[str] = []  # HTML
+        self.parts: list[str] = []  # HTML of the sections
 
     def add(self, title: str, caption: str, name: str, pictures: Picture | Mapping[str, Picture]) -> None:
-        """Add a section with one figure, or with several, each with its heading.
+        """Add a section with one figure, or with several that have headings.
 
         Args:
             title: Title as plain text.
             caption: What the figures show.
-            name: Name of the figure's file; those of several have numbers.
-            pictures: The figure, or figures by their headings.
+            name: File name of the figure; a number is added if there are several.
+            pictures: The figure, or figures by heading.
         """
         named: dict[str, tuple[str, Picture]]
         if isinstance(pictures, Mapping):
@@ -151,7 +151,7 @@ class ReportPage:
         self.parts.append(html_section(title, caption, shown))
 
     def add_table(self, noun: str, caption: str, head: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
-        """Add a table with a row for every class, label or number, as the noun says."""
+        """Add a table with one row per `noun`: per class, label or number."""
         table = html_table((noun, *head), rows, f"every {noun}")
         if len(rows) > OPEN_TABLE:
             table = f"<details><summary>{len(rows)} rows</summary>{table}</details>"
@@ -210,7 +210,7 @@ def _add_class_sections(
 
 
 def _add_vector_sections(page: ReportPage, evaluation: VectorEvaluation, names: list[str], split_name: str) -> None:
-    """Add the sections about an evaluation of several labels per image, or of numbers."""
+    """Add the sections about the evaluation of several labels per image, or of numbers."""
     are_labels = evaluation.problem_type == MULTI_LABEL
     if are_labels:
         shown = evaluation.calibration
@@ -266,13 +266,13 @@ def _mistakes(evaluation: Evaluation, split: Dataset, class_names: list[str], im
         return "There are no mistakes."
     inputs = model_inputs(image_processor([split[int(row)]["image"] for row in rows], return_tensors="pt"))
     pictures = displayable_images(inputs, image_processor)
-    probabilities = np.zeros((len(rows), len(class_names)), dtype=np.float32)  # of the predictions alone
+    probabilities = np.zeros((len(rows), len(class_names)), dtype=np.float32)  # only the stored predictions
     probabilities[np.arange(len(rows)), evaluation.predictions[rows]] = evaluation.confidences[rows]
     return plot_predictions(pictures, probabilities, class_names, evaluation.labels[rows])
 
 
 def _mistake_table(evaluation: Evaluation, split: Dataset, class_names: list[str]) -> str:
-    """Return the same mistakes as a table that names their files."""
+    """Return the most confident mistakes as a table with their files."""
     files = as_files(split)
     rows = []
     for row in map(int, confident_mistakes(evaluation)):
@@ -286,13 +286,13 @@ def _mistake_table(evaluation: Evaluation, split: Dataset, class_names: list[str
 def write_predictions(
     run: Path, evaluation: Evaluation | VectorEvaluation, split: Dataset, class_names: list[str]
 ) -> Path:
-    """Write `predictions.csv`: the file or the row of each image, its label, and the likeliest classes.
+    """Write `predictions.csv`: file or row, label and likeliest classes of each image.
 
     Args:
         run: The run folder.
         evaluation: Evaluation of the split.
         split: Rows with an `image` and a `label`, as evaluated.
-        class_names: Names in the order of the classes.
+        class_names: Names of the classes, in order.
 
     Returns:
         The path of the file.
@@ -302,7 +302,7 @@ def write_predictions(
 
 
 def predictions_of(evaluation: Evaluation | VectorEvaluation, split: Dataset, class_names: list[str]) -> str:
-    """Return the CSV table of the predictions for the images of a split; see `write_predictions`."""
+    """Return the predictions for the images of a split as a CSV table; see `write_predictions`."""
     names = [path or f"row {row}" for row, path in enumerate(image_paths(split))]
     if isinstance(evaluation, VectorEvaluation):
         return vector_table(evaluation, names, class_names)
@@ -310,7 +310,7 @@ def predictions_of(evaluation: Evaluation | VectorEvaluation, split: Dataset, cl
 
 
 def image_name(stored: Mapping[str, Any], row: int) -> str:
-    """Return the name of an image: its folder and file if it is a file, without the private path, and its row."""
+    """Return a name for an image: its row and, if it is a file, folder and file name without the private path."""
     path = stored.get("path")
     return f"row {row}" if not path else f"{'/'.join(Path(path).parts[-2:])} (row {row})"
 
@@ -320,7 +320,7 @@ def _share(value: float) -> str:
 
 
 def _tables(facts: Mapping[str, Mapping[str, object]]) -> str:
-    """Return tables side by side."""
+    """Return the HTML of tables side by side."""
     tables = [
         f"<section><h2>{plain_text(title)}</h2>{html_table((), list(rows.items()), title)}</section>"
         for title, rows in facts.items()

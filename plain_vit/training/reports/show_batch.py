@@ -1,4 +1,4 @@
-"""Picture of the first training batch, exactly as the model gets it."""
+"""Picture of the first training batch, exactly as the model sees it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,21 +18,21 @@ with needs("plain-vit[train]"):
     from ...analysis.drawing import png
     from ...analysis.plots import plot_training_batch
 
-IMAGES = 32  # at most
+IMAGES = 32  # maximum number of images
 
 
 def check_picture(path: str, option: str) -> None:
     """Refuse a path to which no picture can be written.
 
     Raises:
-        TrainingError: It is not a PNG file in an existing folder.
+        TrainingError: The path is not that of a PNG file in an existing folder.
     """
     if Path(path).suffix.lower() != ".png" or not Path(path).absolute().parent.is_dir():
         raise TrainingError(f"{option} is {path}: expected a .png file in an existing folder.")
 
 
 def displayable_images(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> list[np.ndarray]:
-    """Return the images in the inputs of a model for display, each of its own size."""
+    """Return the images in a model's inputs for display, each in its own size."""
     return [displayable(image[None], image_processor)[0] for image in images_in(inputs, image_processor)]
 
 
@@ -46,10 +46,10 @@ def show_batch(
     """Draw the images of a batch with their labels.
 
     Args:
-        path: PNG file, replaced if it exists.
-        inputs: inputs of the model; only values beyond black and white are cut off.
-        targets: labels (B), or shares of the classes (B, classes).
-        image_processor: image processor whose normalisation is undone.
+        path: PNG file; it is replaced if it exists.
+        inputs: inputs of the model; values beyond black and white are clipped.
+        targets: labels (B), or class probabilities (B, classes).
+        image_processor: image processor, to undo its normalisation.
         class_names: the classes, in the order of their numbers.
     """
     count = len(class_names)

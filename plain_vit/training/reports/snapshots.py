@@ -29,18 +29,18 @@ with needs("plain-vit[train]"):
     from ...analysis.plots import plot_attention_heads, plot_position_similarity, spread
     from ...analysis.words import class_labels
 
-IMAGES = 6  # of different classes
-COLUMNS = 8  # snapshots side by side; if there are more, an even selection is drawn
-Picture = Figure | str  # a figure of a run, or the reason why there is none
+IMAGES = 6  # number of images, of different classes
+COLUMNS = 8  # snapshots side by side; of more, evenly spaced ones are drawn
+Picture = Figure | str  # a figure, or the reason why there is none
 
 
 class Snapshots:
-    """Attention and positions of a model at some steps, stored as arrays in the run folder.
+    """Attention and position embeddings of a model at some steps, stored as arrays in the run folder.
 
     Args:
         loop: The started loop; only the main process takes snapshots.
-        split: Rows with an `image` and a `label`; the first images of some classes are used.
-        class_names: Names in the order of the classes.
+        split: Rows with an `image` and a `label`; the first image of each of some classes is used.
+        class_names: Names of the classes, in order.
         image_processor: The model's image processor.
         every: Epochs between snapshots; 0 takes none.
     """
@@ -70,10 +70,10 @@ class Snapshots:
         self.files = as_files(split)
 
     def pixels(self) -> list[torch.Tensor]:
-        """Return the normalised images (C, H, W), each of its own size.
+        """Return the normalised images (C, H, W), each in its own size.
 
         Raises:
-            DataError: One of them cannot be read.
+            DataError: An image cannot be read.
         """
         batch = ProcessedImages(self.image_processor)(read_rows(self.files, self.rows))
         for broken in filter(None, batch["broken"]):
@@ -81,7 +81,7 @@ class Snapshots:
         return images_in(batch, self.image_processor)
 
     def take(self, step: int, model: nn.Module) -> None:
-        """Take a snapshot after this step, if one is due."""
+        """Take a snapshot after this step if one is due."""
         if step not in self.steps or not self.taking:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class Snapshots:
         return plot_attention_heads(pictures, maps, row_names=self.names, column_names=columns)
 
     def positions(self, model: nn.Module) -> dict[str, Picture]:
-        """Draw the similarity of the position embeddings, at the first and at the last snapshot."""
+        """Draw the similarity of the position embeddings at the first and the last snapshot."""
         taken = self._taken("positions", model)
         if isinstance(taken, str):
             return {"": taken}
@@ -118,7 +118,7 @@ class Snapshots:
         return f"epoch {step / self.total_steps * self.epochs:.1f}" if step else "start"
 
     def _taken(self, name: str, model: nn.Module) -> Mapping[int, np.ndarray] | str:
-        """Return an even selection of the stored arrays of a name, or the reason why there are none."""
+        """Return evenly spaced stored arrays of a name by step, or the reason why there are none."""
         if not self.asked:
             return "Snapshots were disabled: `--picture_every 1` takes one after each epoch."
         if self.sharded:
@@ -146,7 +146,7 @@ def _attention(model: nn.Module, images: Sequence[torch.Tensor]) -> np.ndarray:
 
 
 def _on_one_canvas(images: Sequence[np.ndarray], size: tuple[int, ...], *, fill: float) -> np.ndarray:
-    """Return images (H, W, ...) on canvases of this (height, width), at the upper left."""
+    """Place images (H, W, ...) at the upper left of canvases of this (height, width)."""
     canvas = np.full((len(images), *size, *images[0].shape[2:]), fill, dtype=images[0].dtype)
     for place, image in zip(canvas, images, strict=True):
         place[: len(image), : image.shape[1]] = image[: size[0], : size[1]]
@@ -161,17 +161,16 @@ LOOKS = {"attention": _attention, "positions": _positions}
 
 
 def look(model: nn.Module, images: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
-    """Return the arrays of a snapshot.
+    """Compute the arrays of a snapshot.
 
     Args:
         model: Any image classifier.
-        images: Normalised images (C, H, W), each of its own size.
+        images: Normalised images (C, H, W), each in its own size.
 
     Returns:
-        `attention` of the last layer from the class token (or from all patches), mean of the heads, of shape (B, h, w),
-        with zeros beyond an image that is smaller than others;
-        `positions`, the cosine between the position embeddings, of shape (h, w, h, w). Arrays that do not apply to the
-        model are omitted.
+        `attention`: attention of the last layer from the class token (or all patches), averaged over heads, of shape
+        (B, h, w), padded with zeros for smaller images; `positions`: cosine similarity of the position embeddings, of
+        shape (h, w, h, w). Arrays that do not apply to the model are omitted.
     """
     seen: dict[str, np.ndarray] = {}
     try:
@@ -187,7 +186,7 @@ def look(model: nn.Module, images: Sequence[torch.Tensor]) -> dict[str, np.ndarr
 
 
 def _as_plain_vit(model: nn.Module) -> nn.Module:
-    """Return the model if it is a plain ViT, or an equivalent one if it is a ViT of another package.
+    """Return the model if it is a plain ViT, or an equivalent plain ViT if it is a ViT of another package.
 
     Raises:
         AnalysisError: The model is not a supported ViT.

@@ -1,4 +1,4 @@
-"""Trials that keep nothing: training on the images of one batch, and the loss at rising learning rates."""
+"""Trial runs that keep nothing: training on one batch of images, and the loss at rising learning rates."""
 
 import dataclasses
 import math
@@ -29,11 +29,11 @@ with needs("plain-vit[train]"):
 
 RATE_STEPS = 100
 HIGHEST_RATE = 1.0
-SMOOTHING = 0.9  # of losses, per step
+SMOOTHING = 0.9  # decay of the moving average of losses, per step
 
-# The options of a run that its trials share.
+# Options of the run that its trials use too.
 OF_TRIALS = {"seed", "eval_batch_size", *(each.name for each in dataclasses.fields(ProcessOptions))}
-# Options that fit the length of a run, or the splits that it is evaluated on.
+# Options that depend on the length of a run.
 OF_LENGTH = {
     "epochs", "schedule", "min_learning_rate", "warmup_steps", "warmup_fraction", "restarts", "cooldown_steps",
     "plateau_patience", "plateau_factor",
@@ -44,10 +44,10 @@ Train = Callable[[Any, ImageClassificationData], Outcome]
 
 
 def check_trial(options: ClassifierOptions, name: str) -> None:
-    """Refuse a trial of a stream or in several processes.
+    """Refuse a trial on a stream or in several processes.
 
     Raises:
-        TrainingError: It is one, or an option is wrong.
+        TrainingError: The data is streamed, several processes are running, or an option is wrong.
     """
     check_options(options)
     if options.streaming or int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -55,7 +55,7 @@ def check_trial(options: ClassifierOptions, name: str) -> None:
 
 
 def _in(folder: str, options: ClassifierOptions, steps: int, **changes: Any) -> Any:
-    """Return the options of a trial in a temporary folder, without those of the whole run."""
+    """Return the options of a trial in a temporary folder; options that only suit the whole run get their defaults."""
     of_whole_run = {each.name for each in dataclasses.fields(RunOptions)} - OF_TRIALS
     defaults = {name: value for name, value in default_options(options).items() if name in of_whole_run | OF_LENGTH}
     kept_nowhere = {"output_dir": f"{folder}/run", "checkpoints_kept": 0, "report": False}
@@ -64,11 +64,11 @@ def _in(folder: str, options: ClassifierOptions, steps: int, **changes: Any) -> 
 
 @dataclass(frozen=True)
 class TrialData(ImageClassificationData):
-    """The images of a trial, which is evaluated on images that it learns from."""
+    """The data of a trial, which is evaluated on training images."""
 
     @property
     def splits(self) -> dict[str, Any]:
-        """Return the images to learn from, and those to evaluate."""
+        """Return the images to train on and the images to evaluate."""
         return {"train": self.train, "training images": self.test}
 
 
@@ -79,12 +79,12 @@ def _evaluated_on(options: ClassifierOptions, data: ImageClassificationData, tra
 
 
 def overfit(options: ClassifierOptions, data: ImageClassificationData, train: Train) -> Outcome:
-    """Train on the images of one batch alone, and evaluate on the same images.
+    """Train on the images of a single batch, and evaluate on the same images.
 
     Args:
         options: options of the run, with `overfit_batch`.
         data: the dataset.
-        train: trains with options and data, and says nothing of the folder.
+        train: trains with these options and data, without printing the folder.
     """
     steps = options.overfit_batch or 0
     drawn = ShuffledStream(len(data.train), length=min(len(data.train), options.batch_size), seed=options.seed)
@@ -105,9 +105,9 @@ class RateTrial:
     Args:
         rates: learning rates of the steps, rising.
         losses: training losses of the steps.
-        smooth: the same, as moving averages.
-        lowest: learning rate at which the average is lowest.
-        steepest: learning rate below it at which the average falls fastest, by the logarithm of the rate.
+        smooth: moving averages of the losses.
+        lowest: learning rate at which the moving average is lowest.
+        steepest: learning rate below `lowest` at which the average falls fastest per logarithm of the rate.
     """
 
     rates: np.ndarray
@@ -118,7 +118,7 @@ class RateTrial:
 
 
 def read_rates(rates: Sequence[float], losses: Sequence[float]) -> RateTrial:
-    """Return what the losses say; those after the first one that is not finite are ignored.
+    """Evaluate the losses of a trial, up to the first one that is not finite.
 
     Raises:
         TrainingError: There are fewer than 10 finite losses.
@@ -137,12 +137,12 @@ def read_rates(rates: Sequence[float], losses: Sequence[float]) -> RateTrial:
 
 
 def find_learning_rate(options: ClassifierOptions, data: ImageClassificationData, train: Train) -> RateTrial:
-    """Train with learning rates that rise exponentially, and draw the losses (Smith 2017).
+    """Train with exponentially rising learning rates, and draw the losses (Smith 2017).
 
     Args:
         options: options of the run, with `lr_find`.
         data: the dataset.
-        train: trains with options and data, and says nothing of the folder.
+        train: trains with these options and data, without printing the folder.
     """
     path = options.lr_find or ""
     check_picture(path, "lr_find")
@@ -155,7 +155,7 @@ def find_learning_rate(options: ClassifierOptions, data: ImageClassificationData
         try:
             train(_in(folder, options, RATE_STEPS, **changes), _evaluated_on(options, data, data.train, few))
         except TrainingError:
-            if not Path(folder, "run").is_dir():  # it did not begin
+            if not Path(folder, "run").is_dir():  # the trial did not start
                 raise
         rows = [row for row in read_log(f"{folder}/run") if "train_loss" in row]
     trial = read_rates([row["learning_rate"] for row in rows], [row["train_loss"] for row in rows])

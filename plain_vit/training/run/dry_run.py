@@ -16,20 +16,20 @@ with needs("plain-vit[train]"):
     from accelerate import Accelerator
     from accelerate.utils import send_to_device
 
-TRIED = 2  # images; batch norms need more than one
+TRIED = 2  # images to try; batch norms need more than one
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes that training a model takes.
+    """Memory that training a model takes, in bytes.
 
     Args:
         weights: Weights of the model, including buffers.
         gradients: Gradients of the trained parameters.
         optimizer: Optimizer states.
-        average: A moving average of the weights, or 0.
+        average: Moving average of the weights, or 0.
         activations: Activations kept per image for the backward pass.
-        copies: Copies of weights kept for the backward pass, joined or in another precision.
+        copies: Copies of weights kept for the backward pass, fused or in another precision.
     """
 
     weights: int
@@ -40,7 +40,7 @@ class Needs:
     copies: int = 0
 
     def memory(self, micro_batch: int, *, shards: int = 1) -> int:
-        """Return the bytes in the memory of one process.
+        """Return the memory of one process, in bytes.
 
         Args:
             micro_batch: Images of one forward pass.
@@ -51,15 +51,15 @@ class Needs:
 
     @property
     def checkpoint(self) -> int:
-        """Return the bytes of one checkpoint on disk."""
+        """Return the size of one checkpoint on disk, in bytes."""
         return self.weights + self.optimizer + self.average
 
     def disk(self, *, checkpoints_kept: int, models_kept: int) -> int:
-        """Return the peak bytes on disk: the next checkpoint is written before one is deleted.
+        """Return the peak disk space, in bytes; the next checkpoint is written before an old one is deleted.
 
         Args:
             checkpoints_kept: Number of checkpoints to keep; 0 if none is written.
-            models_kept: Number of folders with the best models; a new one is written before one is deleted.
+            models_kept: Number of best models to keep; a new one is written before an old one is deleted.
         """
         checkpoints = (checkpoints_kept + 1) * self.checkpoint if checkpoints_kept else 0
         return checkpoints + (models_kept + (models_kept > 0) + 1) * self.weights
@@ -73,14 +73,14 @@ def measure_needs(
     *,
     averaged: bool,
 ) -> Needs:
-    """Run one step on images of noise and measure its memory. This changes the weights.
+    """Run one step on noise and measure its memory. This changes the weights.
 
     Args:
         model: Maps its inputs to an output with `logits`; not prepared yet.
         optimizer: Optimizer of the model.
         accelerator: Accelerator with device and precision.
         noise: Returns the model's inputs for a number of images.
-        averaged: A moving average of the weights will be kept.
+        averaged: Whether a moving average of the weights will be kept.
     """
     model.to(accelerator.device).train()
     with fast_steps(model):
@@ -103,7 +103,7 @@ def measure_needs(
 
 
 def _kept(model: nn.Module, inputs: dict[str, Any], accelerator: Accelerator) -> tuple[int, torch.Tensor]:
-    """Return the bytes that autograd keeps for the backward pass, besides the model's own tensors, and a loss."""
+    """Return a loss, and the bytes that autograd keeps for its backward pass besides the model's own tensors."""
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, int] = {}
 
@@ -136,7 +136,7 @@ def describe_needs(
         micro_batch: Images of one forward pass of one process.
         shards: Number of processes over which weights, gradients, states and average are sharded.
         checkpoints_kept: Number of checkpoints to keep; 0 if none is written.
-        models_kept: Number of folders with the best models.
+        models_kept: Number of best models to keep.
     """
 
     def divided(number: int) -> str:
@@ -169,7 +169,7 @@ def describe_needs(
 
 
 def text_tables(tables: Mapping[str, Mapping[str, object]]) -> str:
-    """Format tables as text."""
+    """Format tables of `describe_needs` as text."""
     width = max(len(name) for rows in tables.values() for name in rows)
     blocks = [
         "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items())])

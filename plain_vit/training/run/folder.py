@@ -26,15 +26,15 @@ with needs("plain-vit[train]"):
     from accelerate.utils import broadcast_object_list
 
 OPTIONS, LOG, CHECKPOINTS = "run.json", "log.jsonl", "checkpoints"
-WRITTEN, DELETED = ".written", ".deleted"  # files of the next checkpoint, and of an old one
+WRITTEN, DELETED = ".written", ".deleted"  # folders of a checkpoint being written, and of one being deleted
 PROGRESS, AVERAGE = "progress.json", "average.safetensors"  # in a checkpoint, in addition to Accelerate's files
 
 
-# What a run has written before its first checkpoint: removed if it begins again, or left to its tracker.
+# Files that a run writes before its first checkpoint: removed if it starts again, or left to its tracker.
 BEGUN = (OPTIONS, "arguments.yaml", LOG, "trackers.json", "tensorboard", "report", CHECKPOINTS)
 OF_TRACKERS = ("wandb", "mlruns", "mlflow.db")
 
-# Options that may change when a run is resumed, because they do not affect the result.
+# Options that may change when a run is resumed because they do not affect the result.
 FREE_ON_RESUME = (
     "output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "best_kept",
     "eval_batch_size",
@@ -50,13 +50,13 @@ LENGTH_OPTIONS = (
 
 
 def deciding_options(options: Any, **others: Any) -> dict[str, Any]:
-    """Return what determines the result of a run: options, and additional facts from its script."""
+    """Return the settings that determine the result of a run: options, and additional facts from its script."""
     values = {name: value for name, value in dataclasses.asdict(options).items() if name not in FREE_ON_RESUME}
     return {**values, **{name.replace("_", " "): value for name, value in others.items()}}
 
 
 def default_options(options: Any) -> dict[str, Any]:
-    """Return the defaults of options, which a run has that was begun before one of them existed."""
+    """Return the defaults of options, for resumed runs that are older than an option."""
     defaults = {}
     for field in dataclasses.fields(options):
         if field.default is not dataclasses.MISSING:
@@ -73,15 +73,14 @@ class RunFolder:
 
     Args:
         path: the folder.
-        accelerator: one process writes the common files, all write their parts of a checkpoint.
-        options: settings that determine the result: a resumed run must have the same.
+        accelerator: accelerator of the run; one process writes common files, all write their parts of a checkpoint.
+        options: settings that determine the result; a resumed run must have the same.
         resume: resume from the newest checkpoint.
-        defaults: settings of a run to resume that does not name them, as it is of an earlier version.
+        defaults: values of settings that a run to resume does not have because an earlier version started it.
 
     Raises:
-        OutputExistsError: The folder is not empty and `resume` is False; one that holds a run without a checkpoint
-            counts as empty.
-        TrainingError: The folder contains no run, or a run with other options and a checkpoint.
+        OutputExistsError: The folder is not empty and `resume` is False; a run without a checkpoint counts as empty.
+        TrainingError: The folder contains no run, or a run that has a checkpoint and other options.
     """
 
     def __init__(
@@ -95,12 +94,12 @@ class RunFolder:
     ) -> None:
         self.path, self.accelerator, self.resume = Path(path), accelerator, resume
         self.defaults = {name: value for name, value in (defaults or {}).items() if name in options}
-        self.options = json.loads(json.dumps(options))  # as read back from JSON
+        self.options = json.loads(json.dumps(options))  # as JSON reads them back
         self.checkpoints = self.path / CHECKPOINTS
-        self.before: dict[str, Any] = {}  # the settings with which the run was begun, or resumed the last time
+        self.before: dict[str, Any] = {}  # settings with which the run was started or last resumed
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self.saving: Future[None] | None = None  # in the main process
-        self.held: weakref.finalize[..., RunFolder] | None = None  # there, from `begin` on
+        self.saving: Future[None] | None = None  # only in the main process
+        self.held: weakref.finalize[..., RunFolder] | None = None  # only in the main process, from `begin` on
         self._check()
 
     def _check(self) -> None:
@@ -119,7 +118,7 @@ class RunFolder:
             raise TrainingError(f"The run in {self.path} differs in {changed}: resume it with the same options.")
 
     def _has_only_begun(self) -> bool:
-        """Return whether the folder holds a run that has neither a checkpoint nor weights: nothing is lost with it."""
+        """Return whether the folder holds a run without a checkpoint or weights, which can be removed without loss."""
         names = {name for name in os.listdir(self.path) if not name.startswith(STAGED)} if self.path.is_dir() else set()
         left = set(os.listdir(self.checkpoints)) if self.checkpoints.is_dir() else set()
         return OPTIONS in names and names <= {*BEGUN, *OF_TRACKERS} and left <= {WRITTEN, DELETED}
@@ -129,7 +128,7 @@ class RunFolder:
             raise OutputExistsError(f"{self.path} is not empty: give another folder, or continue with --resume.")
 
     def _begin_anew(self) -> None:
-        """Remove what a run has left that had only begun, and write the settings; the folder is held."""
+        """Remove the files of a run without a checkpoint, and write the settings; requires the lock on the folder."""
         self._refuse_contents()
         if self._has_only_begun():
             self.accelerator.print(f"The run in {self.path} had no checkpoint yet: it begins again.")
@@ -144,14 +143,14 @@ class RunFolder:
         """Create the folder, or load its newest checkpoint into the prepared objects.
 
         Args:
-            average: moving average of the weights, also stored in a checkpoint.
-            sharded: sharded state including the average, instead of `average`.
+            average: moving average of the weights, also stored in checkpoints.
+            sharded: sharded state, including the average; replaces `average`.
 
         Returns:
-            The last saved progress, or None at the start. The log is truncated to its step.
+            The last saved progress, to whose step the log is truncated, or None at the start.
 
         Raises:
-            OutputError: Another run writes to the folder.
+            OutputError: Another run is writing to the folder.
         """
         self.accelerator.wait_for_everyone()  # all processes have read the folder before one writes
         progress = None
@@ -177,7 +176,7 @@ class RunFolder:
         return progress
 
     def release(self) -> None:
-        """Let other runs write to the folder, as the end of the process does."""
+        """Let other runs write to the folder; the end of the process does so too."""
         if self.held is not None:
             self.held()
 
@@ -186,16 +185,16 @@ class RunFolder:
         write_file(self.path / OPTIONS, json.dumps(self.options, indent=2) + "\n")
 
     def newest_checkpoint(self) -> Path | None:
-        """Return the checkpoint of the latest step."""
+        """Return the checkpoint of the latest step, or None."""
         return max(self.checkpoints.glob("step_*"), default=None)
 
     def _undamaged_checkpoint(self) -> Path | None:
-        """Return the newest checkpoint whose files are as they were written, the same in all processes.
+        """Return the newest checkpoint whose files are as they were written; all processes get the same.
 
-        A damaged one is renamed if there is an older one, so that it no longer counts among those kept.
+        Damaged checkpoints are renamed if there is an older one, and then do not count as kept.
 
         Raises:
-            TrainingError: All of them are damaged.
+            TrainingError: All checkpoints are damaged.
         """
         found: list[Any] = [None, []]
         if self.accelerator.is_main_process:
@@ -209,7 +208,7 @@ class RunFolder:
         return None if checkpoint is None else Path(checkpoint)
 
     def _find_undamaged(self) -> list[Any]:
-        """Return the newest undamaged checkpoint, or None, and what is wrong with those after it."""
+        """Return the newest undamaged checkpoint, or None, and the problems of later checkpoints."""
         damaged: dict[Path, str] = {}
         for checkpoint in sorted(self.checkpoints.glob("step_*"), reverse=True):
             problem = manifest_problem(checkpoint)
@@ -235,7 +234,7 @@ class RunFolder:
             )
 
     def _cut_log(self, progress: dict[str, Any]) -> None:
-        """Drop the entries of the log that are not of this progress, and an unfinished last line."""
+        """Drop log entries after this progress, and an unfinished last line."""
         kept, step, is_due = [], progress["step"], progress.get("evaluation_due", False)
         for number, line in enumerate((self.path / LOG).read_text(encoding="utf-8").splitlines(keepends=True), 1):
             if not line.endswith("\n"):
@@ -259,10 +258,10 @@ class RunFolder:
         average: nn.Module | None = None,
         sharded: ShardedState | None = None,
     ) -> None:
-        """Write the files of a checkpoint; a thread completes it while training goes on, and deletes old ones.
+        """Write the files of a checkpoint; while training continues, a thread completes it and deletes old ones.
 
         Args:
-            progress: plain values, including `step`, the number of optimizer steps.
+            progress: values for JSON, including `step`, the number of optimizer steps.
             keep: number of checkpoints to keep.
             average: moving average of the weights.
             sharded: see `begin`.
@@ -291,21 +290,21 @@ class RunFolder:
             self.saving = self.thread.submit(self._complete, written, name, keep)
 
     def _complete(self, written: Path, name: str, keep: int) -> None:
-        """Make a checkpoint of its files: hash them, sync them to the disk, rename, delete old checkpoints."""
+        """Complete a checkpoint: hash its files, sync them to disk, rename the folder, and delete old checkpoints."""
         with staged_folder(self.checkpoints / name, force=True, keep=False) as folder:
             for file in written.iterdir():
                 file.rename(folder / file.name)
             written.rmdir()
             write_manifest(folder)
         for old in sorted(self.checkpoints.glob("step_*"))[:-keep]:
-            old.rename(self.checkpoints / DELETED)  # at no moment it is there in part
+            old.rename(self.checkpoints / DELETED)  # so that no partial checkpoint keeps its name
             shutil.rmtree(self.checkpoints / DELETED)
 
     def finish_saving(self) -> None:
         """Wait until the last checkpoint is complete; all processes must call this.
 
         Raises:
-            OutputError: It could not be written.
+            OutputError: The checkpoint could not be written.
         """
         if self.saving is not None:
             saving, self.saving = self.saving, None
@@ -317,10 +316,10 @@ class RunFolder:
 
         Args:
             needed: size in bytes.
-            what: description for the message.
+            what: what needs the space, for the message.
 
         Raises:
-            OutputError: One of the processes finds too little space.
+            OutputError: One of the processes has too little space.
         """
         place = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         free = shutil.disk_usage(place).free
@@ -331,17 +330,17 @@ class RunFolder:
             )
 
     def log(self, **values: Any) -> None:
-        """Log values, including `step`, to the log and the trackers, from the main process."""
+        """Write values, including `step`, to the log and the trackers, from the main process."""
         if self.accelerator.is_main_process:
             append_line(self.path / LOG, as_json(values))
         self.accelerator.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
 
 
 def changed_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], *, free: Container[str] = ()) -> str:
-    """Return the settings that differ from those of an earlier run, as text; empty if none does.
+    """Return, as text, the settings that differ from an earlier run; empty if none does.
 
     Args:
-        before: settings as read from JSON.
+        before: settings of the earlier run, as read from JSON.
         wanted: settings of this run.
         free: names of settings that may differ.
     """
@@ -354,7 +353,7 @@ def changed_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], *, fr
 
 
 def as_json(values: Any, indent: int | None = None) -> str:
-    """Return values as JSON, which knows no NaN and no infinity.
+    """Return values as JSON, which has no NaN or infinity.
 
     Raises:
         ValueError: A value is not finite.
@@ -366,7 +365,7 @@ def read_json(path: Path) -> Any:
     """Read a JSON file of a run.
 
     Raises:
-        TrainingError: It is damaged, or cannot be read.
+        TrainingError: The file is damaged or cannot be read.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -384,7 +383,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 
 def checkpoint_bytes(model: nn.Module, average: nn.Module | None = None) -> int:
-    """Return the maximum size of a checkpoint: weights, an average, two optimizer states per trained parameter."""
+    """Return the maximum size of a checkpoint in bytes: weights, average, and two states per trained parameter."""
     states = [each for each in model.parameters() if each.requires_grad] * 2
     averaged = [] if average is None else list(average.parameters())
     return sum(each.nbytes for each in (*model.parameters(), *averaged, *states))
@@ -392,7 +391,7 @@ def checkpoint_bytes(model: nn.Module, average: nn.Module | None = None) -> int:
 
 @contextmanager
 def shared_staging(target: Path, accelerator: Accelerator) -> Iterator[Path]:
-    """Context with a common folder for all processes, which replaces the target after all have written.
+    """Context that gives all processes a common folder; it replaces the target after all have written.
 
     Args:
         target: the folder to create.
@@ -409,7 +408,7 @@ def shared_staging(target: Path, accelerator: Accelerator) -> Iterator[Path]:
 
 
 def move_into(folder: Path, target: Path) -> None:
-    """Move the files of a saved model into a folder with other files; `config.json` last, to mark completion.
+    """Move the files of a saved model into a folder with other files; `config.json` comes last, to mark completion.
 
     Args:
         folder: the saved model, which is removed.
@@ -421,10 +420,10 @@ def move_into(folder: Path, target: Path) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file, whole or not at all.
+    """Append a line to a file, completely or not at all.
 
     Raises:
-        OutputError: It cannot be written; the file is as before.
+        OutputError: The line cannot be written; the file is unchanged.
     """
     size = path.stat().st_size if path.exists() else 0
     try:

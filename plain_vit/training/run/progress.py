@@ -1,4 +1,4 @@
-"""Progress of a run: a bar in a terminal or lines in a file, and a table with one row per evaluation."""
+"""Progress of a run: a bar in a terminal or lines in a file, and a table with a row per evaluation."""
 
 import sys
 import time
@@ -13,18 +13,18 @@ COLUMN = 8  # minimum width in characters, without the space between columns
 
 
 class Progress:
-    """Progress over all training images, training clock, and table.
+    """Progress over all training images, the training clock, and the table.
 
-    A terminal shows a bar; elsewhere, as in the log file of a job, each `show` prints a line.
+    A terminal shows a bar; elsewhere, such as in the log file of a job, each `show` prints a line.
 
-    The clock stops while the run does something other than training. Time spent waiting for data is the time the loop
-    needs to get its next batch, even if an accelerator is still busy with the previous one.
+    The clock stops while the run does something other than training. The time spent waiting for data is the time that
+    the loop takes to get its next batch, even if the accelerator is still busy with the previous one.
 
     Args:
-        total: Number of images, over all epochs and processes; None if the data do not say it.
+        total: Number of images, over all epochs and processes; None if unknown.
         done: Number of images before the run was resumed.
-        shown: Whether to print; only one of several processes does.
-        before: `times` before the run was resumed.
+        shown: Whether to print; only one process should.
+        before: `times` from before the run was resumed.
     """
 
     def __init__(self, *, total: int | None, done: int, shown: bool, before: Mapping[str, float] | None = None) -> None:
@@ -61,7 +61,7 @@ class Progress:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Stop the clock, for evaluations, checkpoints and figures."""
+        """Stop the clock in this context, for evaluations, checkpoints and figures."""
         since = time.perf_counter()
         try:
             yield
@@ -74,11 +74,11 @@ class Progress:
         return (time.perf_counter() if self.ended is None else self.ended) - self.begun - self.paused
 
     def rates(self) -> dict[str, float]:
-        """Return images per second, and the fraction of time spent waiting for data, since the start."""
+        """Return images per second and the fraction of time spent waiting for data, since the start."""
         return rates_of(images=self.images, training=self.seconds, waiting=self.waited)
 
     def times(self) -> dict[str, float]:
-        """Return images, seconds of training and of them waiting for data, with those before the run was resumed."""
+        """Return images, seconds of training, and seconds thereof waiting for data, including before a resume."""
         own = {"images": self.images, "training": self.seconds, "waiting": self.waited}
         return {name: value + self.before.get(name, 0) for name, value in own.items()}
 
@@ -88,7 +88,7 @@ class Progress:
         self.bar.update(images)
 
     def show(self, **values: str) -> None:
-        """Show values, with images per second and the time left."""
+        """Show values, images per second and the time left."""
         rates = self.rates()
         values["waiting for data"] = f"{rates['waiting_for_data']:.0%}"
         text = ", ".join(f"{name} {value}" for name, value in values.items())
@@ -102,10 +102,10 @@ class Progress:
             self.say(f"{seen / self.total:4.0%}, {seen} of {self.total} images, {rate}, {left} left, {text}")
 
     def row(self, cells: Mapping[str, str]) -> None:
-        """Print one row of the table, with images per second since the last one, and the time; the header comes first.
+        """Print a row of the table, with the time and the images per second since the last row; the header comes first.
 
         Args:
-            cells: Cells by column name, the same columns in every row.
+            cells: Cells by column name; the columns are the same in every row.
         """
         images, seconds = self.images - self.last_row[0], self.seconds - self.last_row[1]
         cells = {
@@ -120,7 +120,7 @@ class Progress:
 
 
 def rates_of(*, images: float, training: float, waiting: float) -> dict[str, float]:
-    """Return images per second, and the fraction of time spent waiting for data; see `Progress.times`."""
+    """Return images per second and the fraction of time spent waiting for data, from `Progress.times`."""
     seconds = max(training, 1e-9)
     return {"images_per_second": images / seconds, "waiting_for_data": min(1.0, waiting / seconds)}
 

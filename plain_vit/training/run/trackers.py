@@ -21,9 +21,9 @@ with needs("plain-vit[train]"):
     )
 
 PROJECT = "plain-vit"
-IDS = "trackers.json"  # in the run folder: the id of the run in each tracker
+IDS = "trackers.json"  # file in the run folder with the run's id in each tracker
 
-# Where a started tracker has the id of its run.
+# How to get the id of the run from a started tracker.
 ID_OF: dict[str, Callable[[Any], Any]] = {
     "tensorboard": lambda tracker: tracker.run_name,
     "trackio": lambda tracker: tracker.run.name,
@@ -39,10 +39,10 @@ def tracker_names(report_to: str) -> list[str]:
     """Parse the names of trackers, and check that they are installed.
 
     Args:
-        report_to: Names, separated by commas, or `none`.
+        report_to: Names separated by commas, or `none`.
 
     Raises:
-        TrainingError: One is unknown or not installed.
+        TrainingError: A tracker is unknown or not installed.
     """
     names = list(dict.fromkeys(name.strip() for name in report_to.split(",")))
     if names == ["none"]:
@@ -64,14 +64,14 @@ def tracker_names(report_to: str) -> list[str]:
 def start_trackers(
     accelerator: Accelerator, names: list[str], folder: Path, arguments: dict[str, Any], *, step: int
 ) -> None:
-    """Start trackers, to which `accelerator.log` then writes, and keep their ids in the run folder.
+    """Start the trackers that `accelerator.log` writes to, and store their ids in the run folder.
 
-    A tracker with an id there goes on with its run; another one starts a new run, and gets the arguments.
+    A tracker with a stored id continues its run; any other starts a new run and gets the arguments.
 
     Args:
         accelerator: Accelerator whose main process reports.
         names: Names from `tracker_names`.
-        folder: Run folder; its name is the name of the run. TensorBoard's files go into its subfolder `tensorboard`.
+        folder: Run folder, which also names the run. TensorBoard's files go to its subfolder `tensorboard`.
         arguments: Arguments of the run.
         step: Step at which the run is resumed, or 0; TensorBoard drops the values of later steps.
     """
@@ -86,7 +86,7 @@ def start_trackers(
         "wandb": lambda known: WandBTracker(PROJECT, name=run, dir=str(folder), id=known, resume="allow"),
         "mlflow": lambda known: MLflowTracker(PROJECT, run_name=run, run_id=known),
         "comet_ml": lambda known: CometMLTracker(PROJECT, experiment_key=known),
-        # 0: steps are counted as they are, not on from the last one.
+        # 0: log steps as given, instead of continuing from the last one.
         "clearml": lambda known: ClearMLTracker(
             PROJECT, task_name=run, reuse_last_task_id=known or False, continue_last_task=0 if known else False
         ),

@@ -1,1 +1,1 @@
-"""Tasks of the training loop, with their losses and evaluations."""
+"""Tasks for the training loop, with their losses and evaluations."""

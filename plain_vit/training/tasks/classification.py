@@ -1,4 +1,4 @@
-"""Image classification as a task of the training loop, with labels and optional distillation."""
+"""Image classification as a task for the training loop, from labels and optionally a teacher (distillation)."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ with needs("plain-vit[train]"):
 
 SINGLE_LABEL = "single_label_classification"
 
-# The losses of each problem, and the values by which its weights can be selected; the first ones are the defaults.
+# Losses of each problem, and values that can select its weights; the first ones are the defaults.
 LOSSES = {
     SINGLE_LABEL: ("cross_entropy", "bce", "bce_sum"),
     MULTI_LABEL: ("bce", "bce_sum"),
@@ -40,10 +40,10 @@ SCORES = {SINGLE_LABEL: METRICS, **VECTOR_METRICS}
 
 
 def check_choices(options: ClassifierOptions) -> None:
-    """Refuse a loss or a metric that is for another problem.
+    """Refuse a loss or a metric that does not fit the problem.
 
     Raises:
-        TrainingError: There is one.
+        TrainingError: The loss or the metric is for another problem.
     """
     problem = options.problem_type
     images = "one label per image" if problem == SINGLE_LABEL else problem
@@ -53,7 +53,7 @@ def check_choices(options: ClassifierOptions) -> None:
 
 
 class ImageTask(Task[ResultT]):
-    """A task whose batches are images with targets, and whose model is an image classifier.
+    """A task with an image classifier as model, and batches of images with targets.
 
     Args:
         model: any transformers image classifier, before it is prepared.
@@ -63,8 +63,8 @@ class ImageTask(Task[ResultT]):
         normalize: normalisation of a batch's `pixel_values` from [0, 255].
 
     Raises:
-        TrainingError: The loss or the metric is for another problem; or the model takes images of one size, and they
-            are to grow.
+        TrainingError: The loss or the metric is for another problem, or progressive resizing is on and the model takes
+            images of only one size.
     """
 
     check = staticmethod(check_choices)
@@ -93,7 +93,7 @@ class ImageTask(Task[ResultT]):
             switch_probability=options.switch_probability,
             off_step=None if off_epoch is None else math.ceil(off_epoch * data.train_images / options.batch_size),
         )
-        self.blend: Blend | None = None  # of the current step
+        self.blend: Blend | None = None  # blend of the current step
         self.resizing = progressive_resizing(options, model.config, data.train_images)
         self.step = 0
 
@@ -102,18 +102,18 @@ class ImageTask(Task[ResultT]):
         self.step, self.blend = step, self.mixing.blend(step)
 
     def resized(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the model's inputs in the size of the step."""
+        """Return the model's inputs, resized to the size of the step."""
         if self.resizing is None:
             return inputs
         return {**inputs, "pixel_values": self.resizing(inputs["pixel_values"], self.step)}
 
     def inputs(self, batch: Batch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Return the model's inputs and targets, blended if the step has a blend."""
+        """Return the model's inputs and the targets, blended if the step has a blend."""
         inputs, labels = model_inputs(batch), batch["labels"]
         inputs["pixel_values"] = self.normalize(inputs["pixel_values"])
         if self.blend is None:
             return inputs, labels
-        # Processes do not share the images of a stream: there the first image of a micro-batch follows the last one.
+        # The images of a stream are not shared by processes: the first image of a micro-batch follows the last one.
         following = batch.get(FOLLOWING) or {"pixel_values": batch["pixel_values"][:1], "labels": labels[:1]}
         following = {**following, "pixel_values": self.normalize(following["pixel_values"])}
         inputs["pixel_values"], targets = self.blend(inputs["pixel_values"], labels, following, self.num_classes)
@@ -124,15 +124,15 @@ class ImageTask(Task[ResultT]):
         save_classifier(folder, model, self.image_processor, accelerator)
 
     def reopen(self, folder: Path) -> nn.Module:
-        """Load what was saved, with LoRA adapters merged."""
+        """Load a saved model, whose LoRA adapters are merged."""
         return self.kind.from_pretrained(folder)
 
 
 def progressive_resizing(options: ClassifierOptions, config: Any, images: int) -> ProgressiveResizing | None:
-    """Return the sizes of the training images by step, or None if all have the model's.
+    """Return the sizes of the training images by step, or None if they always have the model's size.
 
     Raises:
-        TrainingError: The model takes images of one size, or the sizes do not fit it.
+        TrainingError: The model takes images of only one size, or the initial size does not fit it.
     """
     if options.initial_image_size is None:
         return None
@@ -160,13 +160,13 @@ HEADS = ("classifier", "distillation_classifier")
 
 
 def token_heads(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the heads of the class token and of the distillation token by name, or none if there is only one head."""
+    """Return the heads of the class and the distillation token by name; empty if there is only one head."""
     heads = {name.rpartition(".")[2]: module for name, module in model.named_modules()}
     return {name: heads[name] for name in HEADS} if heads.keys() >= set(HEADS) else {}
 
 
 def _keeping(outputs: dict[str, torch.Tensor], name: str) -> Callable[..., None]:
-    """Return a hook that keeps the output of a module."""
+    """Return a forward hook that stores the output of a module."""
 
     def keep(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
         outputs[name] = output
@@ -181,7 +181,7 @@ class Classification(ImageTask[Evaluation]):
         model: any transformers image classifier, before it is prepared.
         image_processor: the model's image processor.
         data: the dataset with its classes.
-        options: loss, mixup and CutMix, and weight of the teacher.
+        options: loss, mixup, CutMix, and weight of the teacher.
         normalize: normalisation of a batch's `pixel_values` from [0, 255].
         teacher: teacher for distillation.
 
@@ -204,7 +204,7 @@ class Classification(ImageTask[Evaluation]):
         self.columns = ("loss", "accuracy", options.best_metric or METRICS[0])
         self.teacher = teacher
         self.heads = {} if teacher is None else token_heads(model)
-        self.head_logits: dict[str, torch.Tensor] = {}  # of the last forward pass
+        self.head_logits: dict[str, torch.Tensor] = {}  # logits of each head in the last forward pass
         self.class_weights = None
         if options.class_balance == "loss":
             self.class_weights = balancing_weights(data.train["label"], self.num_classes)
@@ -223,7 +223,7 @@ class Classification(ImageTask[Evaluation]):
         options = self.options
         inputs, targets = self.inputs(batch)
         logits = model(**self.resized(inputs)).logits.float()
-        # Two tokens learn from the label and from the teacher (DeiT); the model's logits are the mean of both.
+        # In DeiT, one token learns from the label, the other from the teacher; the model's logits are their mean.
         own, taught = (self.head_logits[name].float() for name in HEADS) if self.heads else (logits, logits)
         loss = classification_loss(
             own,
@@ -254,7 +254,7 @@ def save_classifier(folder: Path, model: nn.Module, image_processor: Any, accele
     """Save the model and the image processor, loadable with the Auto classes."""
     bare = accelerator.unwrap_model(model)
     if is_sharded(bare):
-        state = whole_state(bare)  # all processes take part
+        state = whole_state(bare)  # collective: all processes must call it
         if accelerator.is_main_process:
             if hasattr(bare, "merge_and_unload"):
                 merged(bare, state).save_pretrained(folder)

@@ -1,6 +1,6 @@
-"""Masked patch prediction as a task of the training loop.
+"""Masked patch prediction as a task for the training loop.
 
-Everything random is a function of the seed, the epoch and the row of the image, as in data sampling.
+All randomness is a function of the seed, the epoch and the row of the image, as in data sampling.
 
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches.
 """
@@ -28,13 +28,13 @@ with needs("plain-vit[train]"):
 
 @dataclass(frozen=True)
 class Corruption:
-    """Corruption of the patches to predict.
+    """How the patches to predict are corrupted.
 
     Args:
         ratio: Fraction of the patches to predict, in (0, 1).
-        hidden: Fraction of those replaced by the mask token.
-        exchanged: Fraction of those replaced by another patch of the image; the rest are unchanged.
-        block: Side, in patches, of the squares that are masked as a whole.
+        hidden: Fraction of the predicted patches replaced by the mask token.
+        exchanged: Fraction of the predicted patches replaced by another patch of the image; the rest are unchanged.
+        block: Side, in patches, of the squares that are masked together.
 
     Raises:
         TrainingError: A fraction is out of range.
@@ -64,21 +64,21 @@ CORRUPTIONS = {"mean_color": Corruption(0.5, hidden=0.8, exchanged=0.1), "pixels
 def draw_corruption(
     grid_size: tuple[int, int], corruption: Corruption, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draw the patches of one image to predict, and their corruption.
+    """Draw the patches to predict in one image, and their corruption.
 
-    Every image has the same number of predicted patches, so that the mean over a batch is the mean over its images.
+    Every image has the same number of predicted patches, so the mean over a batch is the mean over its images.
 
     Args:
-        grid_size: Patch grid (down, across).
-        corruption: The fractions.
+        grid_size: Patch grid (rows, columns).
+        corruption: Fractions and block size.
         generator: Random generator.
 
     Returns:
-        Masks of the predicted and of the hidden patches, of shape (h, w); and for each of the N patches the number of
-        the patch shown there.
+        Masks of the predicted and of the hidden patches, each of shape (h, w), and for each of the N positions the
+        number of the patch shown there.
 
     Raises:
-        TrainingError: The blocks do not fill the grid, or one fills it.
+        TrainingError: The grid is not a multiple of the block, or is a single block.
     """
     (h, w), block = grid_size, corruption.block
     if h % block or w % block:
@@ -108,7 +108,7 @@ def rearrange_patches(pixels: torch.Tensor, patch_size: tuple[int, int], seen: t
     Args:
         pixels: Image of shape (C, H, W).
         patch_size: Patch (height, width) in pixels.
-        seen: For each of the N positions the number of the patch to put there.
+        seen: For each of the N positions, the number of the patch to put there.
     """
     channels, height, width = pixels.shape
     (rows, columns), (h, w) = patch_size, (height // patch_size[0], width // patch_size[1])
@@ -117,15 +117,15 @@ def rearrange_patches(pixels: torch.Tensor, patch_size: tuple[int, int], seen: t
 
 
 class CorruptedImages(torch.utils.data.Dataset):
-    """Images with masks, indexed by epoch and row as by `ShuffledStream`.
+    """Images with masks, indexed by epoch and row, the keys of `ShuffledStream`.
 
     Args:
-        split: Rows with an `image` (an RGB image).
+        split: Rows with an RGB `image`.
         transform: Maps a stored image to pixels (C, H, W) of a size divisible by the patch size.
         patch_size: Patch (height, width) in pixels.
         corruption: The corruption.
-        seed: Seed of augmentation and masks, together with the epoch and the row.
-        epoch: Epoch of every row, for an evaluated split, which is indexed by row only.
+        seed: Seed of augmentation and masks, combined with epoch and row.
+        epoch: Fixed epoch for an evaluated split, which is indexed only by row.
 
     Raises:
         DataError: An image cannot be read.
@@ -166,7 +166,7 @@ class CorruptedImages(torch.utils.data.Dataset):
 
 
 class MaskedPrediction(nn.Module):
-    """A masked-image model with its loss over every predicted patch, including visible ones.
+    """A masked image model with its loss over all predicted patches, including visible ones.
 
     Args:
         model: The model.
@@ -184,14 +184,14 @@ class MaskedPrediction(nn.Module):
         predicted: torch.Tensor,
         each: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean loss, and the number of correct predictions: 0 for pixel targets.
+        """Return the mean loss and the number of correct predictions, which is 0 for pixel targets.
 
         Args:
             pixel_values: The original images, of shape (B, C, H, W).
-            seen: The corrupted images, of the same shape.
+            seen: The corrupted images, of shape (B, C, H, W).
             hidden: Mask of the hidden patches, of shape (B, h, w).
             predicted: Mask of the predicted patches, of shape (B, h, w).
-            each: Return both per image, of shape (B,).
+            each: Return both results per image, of shape (B,).
         """
         output = self.model.vit(seen, bool_masked_pos=hidden, return_dict=True)
         features = self.model.tokens_to_map(output.last_hidden_state, *seen.shape[-2:])
@@ -216,7 +216,7 @@ class MaskedPatches(Task[Means]):
     """Masked patch prediction.
 
     Args:
-        model: the model.
+        model: the masked image model.
         image_processor: the model's image processor.
         predicted: number of predicted patches per image.
     """
@@ -246,7 +246,7 @@ class MaskedPatches(Task[Means]):
         return Means({"loss": loss / count, **accuracy}, int(count))
 
     def save(self, folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
-        """Save a `PlainViTForMaskedImageModeling`, from which fine-tuning can start."""
+        """Save a `PlainViTForMaskedImageModeling` to start fine-tuning from."""
         state = {name.removeprefix("model."): tensor for name, tensor in accelerator.get_state_dict(model).items()}
         bare = accelerator.unwrap_model(model).model
         bare.save_pretrained(folder, state_dict=state, is_main_process=accelerator.is_main_process)

@@ -1,4 +1,4 @@
-"""Several labels per image, and regression, as tasks of the training loop."""
+"""Several labels per image, and regression, as tasks for the training loop."""
 
 from collections.abc import Callable, Iterable
 
@@ -24,10 +24,10 @@ REGRESSION_LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor
 
 
 def check_vector_options(options: ClassifierOptions) -> None:
-    """Refuse options that do not apply to several labels, or to numbers.
+    """Refuse options that do not apply to several labels per image or to regression.
 
     Raises:
-        TrainingError: There is one.
+        TrainingError: An option does not apply.
     """
     problem = options.problem_type
     check_choices(options)
@@ -47,13 +47,13 @@ def check_vector_options(options: ClassifierOptions) -> None:
 
 
 class VectorPrediction(ImageTask[VectorEvaluation]):
-    """Prediction of several labels, or of numbers.
+    """Prediction of several labels per image, or of numbers.
 
     Args:
         model: any transformers image classifier, before it is prepared.
         image_processor: the model's image processor.
         data: the dataset, with vectors as labels.
-        options: problem type, loss, mixup and CutMix.
+        options: problem type, loss, mixup, CutMix.
         normalize: normalisation of a batch's `pixel_values` from [0, 255].
 
     Raises:
@@ -73,5 +73,5 @@ class VectorPrediction(ImageTask[VectorEvaluation]):
     def evaluate(
         self, model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator, *, size: int
     ) -> VectorEvaluation:
-        """Return the targets and the outputs for each image."""
+        """Return targets and outputs of each image."""
         return evaluate_vectors(model, batches, accelerator, size=size, problem_type=self.options.problem_type)
