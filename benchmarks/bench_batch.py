@@ -2,8 +2,8 @@
 
     python -m benchmarks.bench_batch --write
 
-Figure 12 of Dosovitskiy et al. 2021, for the forward pass on this machine. On a GPU: `--device cuda --dtype bfloat16
---batches 1 16 256`.
+It reproduces Figure 12 of Dosovitskiy et al. 2021 for the forward pass on this machine. On a GPU, use
+`--device cuda --dtype bfloat16 --batches 1 16 256`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from plain_vit.analysis.words import plain_figure
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "batch.png"
 SIDES = (64, 128, 224, 384)
 BATCHES = (1, 4, 16, 64, 256)
-MOST_PIXELS = 16 * 384**2  # of a batch on a CPU, so that a turn ends soon
+MOST_PIXELS = 16 * 384**2  # of a batch on a CPU, to keep turns short
 GIBIBYTE = 2**30
 MEMORY = 16 * GIBIBYTE  # of a TPUv3 core, the device of the paper's figure
 PARTS = {  # fields of the config, or of transformers' BiT: the ResNet with GroupNorm and standardised weights
@@ -56,10 +56,10 @@ def forward(name: str, side: int, batch: int, dtype: torch.dtype, device: str) -
 
 
 def summary(results: Mapping[tuple[str, int, int], Result], weights: Mapping[str, int]) -> dict[str, dict[int, Any]]:
-    """Return of each model, by image size: its best images per second, the batch they are from, and how many fit.
+    """Return the best images per second of each model and image size, the batch size that gives it, and how many fit.
 
     Args:
-        results: By model, image size and batch.
+        results: Results by model, image size and batch size.
         weights: Bytes of each model's weights.
     """
     found: dict[str, dict[int, Any]] = {}
@@ -71,7 +71,7 @@ def summary(results: Mapping[tuple[str, int, int], Result], weights: Mapping[str
 
 
 def _fitting(by_batch: Mapping[int, Result], room: int) -> int | None:
-    """Return how many images fit in some bytes, or None if their number hardly changes the peak."""
+    """Return how many images fit in `room` bytes, or None if the batch size hardly changes the peak memory."""
     low, high = min(by_batch), max(by_batch)
     first, last = (by_batch[batch].device or by_batch[batch].peak for batch in (low, high))
     if first is None or last is None or last <= 2 * first:

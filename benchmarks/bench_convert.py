@@ -18,7 +18,7 @@ and transformers, a few seconds, come on top where the command is used once."""
 
 
 def copying(source: Path, target: Path) -> Callable[[], None]:
-    """Copy a file and sync it."""
+    """Return a function that copies a file and syncs it."""
 
     def take_turn() -> None:
         shutil.copyfile(source, target)
@@ -31,7 +31,7 @@ def copying(source: Path, target: Path) -> Callable[[], None]:
 
 
 def converting(source: Path, target: Path, options: dict[str, Any]) -> Callable[[], None]:
-    """Convert a checkpoint like the command."""
+    """Return a function that converts a checkpoint like the command."""
 
     def take_turn() -> None:
         with staged_folder(target, force=True) as folder:

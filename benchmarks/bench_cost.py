@@ -30,7 +30,7 @@ RATE = Setting("tiny", 1, torch.float32, "cpu")
 
 
 def model(side: int = 224, depth: int = 12) -> Any:
-    """Return a ViT-Ti/16 for images of a side."""
+    """Return a ViT-Ti/16 for square images of this side."""
     config = PlainViTConfig.from_name(f"vit-tiny-patch16-{side}", num_hidden_layers=depth)
     return PlainViTForImageClassification(config)
 
@@ -47,7 +47,7 @@ def forward(side: int, batch: int, depth: int) -> Callable[[], object]:
 
 
 def train(batch: int, checkpointing: bool) -> Callable[[], object]:
-    """Return a forward and a backward pass."""
+    """Return a function that does a forward and a backward pass."""
     module, images = model().train(), torch.randn(batch, 3, 224, 224)
     if checkpointing:
         module.activation_checkpointing_enable({"use_reentrant": False})
@@ -61,7 +61,7 @@ def train(batch: int, checkpointing: bool) -> Callable[[], object]:
 
 
 def tokens(side: int) -> int:
-    """Return the tokens of an image of that side."""
+    """Return the number of tokens of an image of this side."""
     return (side // 16) ** 2 + 1
 
 
@@ -116,7 +116,7 @@ def _shapes(side: int, batch: int, depth: int) -> list[tuple[int, int, int, int,
 
 
 def fit(points: Sequence[tuple[int, float]]) -> tuple[float, float, float]:
-    """Return a, b, c of the curve seconds = a + b x + c x^2 whose relative errors are least; none is negative."""
+    """Fit seconds = a + b x + c x^2 to the points by relative error, and return a, b, c, none of them negative."""
     x, seconds = (numpy.array(values, dtype=float) for values in zip(*points, strict=True))
     columns = numpy.stack((x**0, x, x**2), axis=1) / seconds[:, None]
     constant, linear, quadratic = nnls(columns, numpy.ones(len(x)))[0]

@@ -22,7 +22,7 @@ from benchmarks.harness import Case, compare, parser, rates, report
 from plain_vit.training.data.augmentation import AugmentedImages, training_transform
 from plain_vit.training.data.sampling import ShuffledStream
 
-SIZES = {(500, 375): 64, (3000, 2000): 16}  # (width, height) of the files: how many of them a turn goes through
+SIZES = {(500, 375): 64, (3000, 2000): 16}  # (width, height) of the files: number of files per turn
 BATCH = 16
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -100,7 +100,7 @@ def processor(size: tuple[int, int]) -> Callable[[], object]:
 
 
 def loader_of(size: tuple[int, int], prepare: Callable[[list[PIL.Image.Image]], torch.Tensor]) -> DataLoader:
-    """Return batches made like in transformers' example, with `with_transform`."""
+    """Return a loader as in transformers' example, with `with_transform`."""
 
     def pixels(rows: dict[str, Any]) -> dict[str, Any]:
         return {"pixel_values": list(prepare([image.convert("RGB") for image in rows["image"]]))}

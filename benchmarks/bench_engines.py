@@ -30,7 +30,7 @@ UNCHECKED = float("inf")
 
 
 def run_graph(setting: Setting, runtime: str, precision: str) -> Callable[[], object]:
-    """Return one forward pass of the graph of our model in an engine."""
+    """Return a forward pass of our exported model in an engine."""
     model, images = build("plain_vit", setting.size), setting.images()
     with torch.inference_mode():
         expected = logits_of(model(images))
@@ -41,7 +41,7 @@ def run_graph(setting: Setting, runtime: str, precision: str) -> Callable[[], ob
 
 
 def prepared_for_an_engine(setting: Setting, engine: str) -> Callable[[], object]:
-    """Return one forward pass of our model as prepare_for_inference gives it for an engine."""
+    """Return a forward pass of our model after `prepare_for_inference` with an engine."""
     model, images = build("plain_vit", setting.size), setting.images()
     with torch.inference_mode():
         expected = logits_of(model(images))
@@ -64,7 +64,7 @@ def in_onnx_runtime(model: Any, images: np.ndarray, precision: str) -> Callable[
 
 
 def in_openvino(model: Any, images: np.ndarray, precision: str) -> Callable[[], np.ndarray]:
-    """Return a forward pass in OpenVINO; with bfloat16 as the precision of its arithmetic, not of the weights."""
+    """Return a forward pass in OpenVINO; bfloat16 is the precision of its arithmetic, not of the weights."""
     import openvino
 
     settings = {

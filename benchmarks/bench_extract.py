@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# Little more than the script imports: the worker of a loader imports this module at each start, in its place.
+# Import little more than the script does: each worker of a loader imports this module when it starts.
 import torch
 from pyarrow import parquet
 
@@ -24,12 +24,12 @@ from plain_vit.training.arguments import BulkOptions
 from plain_vit.training.hardware.processes import start_accelerator
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-IMAGES = {"tiny": 256, "base": 64}  # files of a turn
+IMAGES = {"tiny": 256, "base": 64}  # files per turn
 QUICK = {"tiny": 64}
 SIZE = (500, 375)  # width and height of a file
-BATCH = 32  # of the script, by default, and of the forward pass alone
+BATCH = 32  # default of the script; also used for the forward pass alone
 PIPELINES = (1, 8, 32)  # batch sizes
-COMPARED = 8  # images whose features are compared with those of transformers' model
+COMPARED = 8  # images whose features are compared with the features of transformers' model
 FORWARD, READING, OURS, PIPELINE = "forward alone", "reading alone", "plain-vit", "transformers' pipeline"
 BOTH, FASTEST = f"{FORWARD} and {READING}", f"the fastest {PIPELINE}"
 AIMS = {("base", FORWARD): 0.95, ("tiny", BOTH): 0.95, ("base", FASTEST): 1.2, ("tiny", FASTEST): 1.2}
@@ -59,7 +59,7 @@ threads, as many as torch computes with.
 
 
 def forward(size: str, folder: str) -> Callable[[], object]:
-    """Return a function that computes the features of images that were processed before."""
+    """Return a function that computes the features of images that are already preprocessed."""
     options = bulk_options(size, folder)
     accelerator = start_accelerator(num_processes=None, mixed_precision="no")
     opened, image_processor = open_model(options)
@@ -83,7 +83,7 @@ def reading(size: str, folder: str) -> Callable[[], object]:
 
 
 def ours(size: str, folder: str, num_workers: int = 0, engine: str = "torch") -> Callable[[], object]:
-    """Return a function that does the run of the script, into a new folder."""
+    """Return a function that runs the script, writing to a new folder each time."""
     sys.path.insert(0, str(EXAMPLES))
     from extract_features import ExtractArguments, open_run
 
@@ -130,10 +130,10 @@ def parts(options: BulkOptions, image_processor: Any) -> Parts:
 
 
 def compared(turn: Callable[[], torch.Tensor], size: str, folder: str) -> Callable[[], object]:
-    """Return a function that takes a turn, and refuses other features than those of transformers' model the first time.
+    """Return a function that takes a turn, and the first time compares its features with those of transformers' model.
 
     Raises:
-        RuntimeError: They differ, or their number does.
+        RuntimeError: The features or their number differ.
     """
     turns = itertools.count()
 
@@ -183,7 +183,7 @@ def write_files(count: int, folder: Path) -> float:
 
 
 def write_model(size: str, folder: Path) -> None:
-    """Write a model of transformers with its image processor, and what it makes of the first images."""
+    """Write a model of transformers with its image processor, and its features of the first images."""
     from PIL import Image
     from transformers import ViTImageProcessor
 
@@ -213,7 +213,7 @@ def rate_table(results: Sequence[Result]) -> str:
 
 
 def ratio_table(results: Sequence[Result], threads: int) -> str:
-    """Return a Markdown table of our rate relative to the others."""
+    """Return a Markdown table of our rate relative to the other cases."""
     rate = rates(results)
     lines = ["| model | plain-vit to | ratio | aim |", "|---|---|---:|---:|"]
     for size in dict.fromkeys(name.partition(": ")[0] for name in rate):
@@ -247,7 +247,7 @@ def main() -> None:
                 threads=threads,
                 ratios=ratio_table(results, threads),
             )
-            # Written after each model: what was measured stays, should the next one fail or the time run out.
+            # Written after each model, so that results are kept if a later model fails or the time runs out.
             last = size == [*counts][-1]
             name = name_of_run("extract", options, chosen)
             report(name, "Features from JPEG files", notes, results, chosen.write, last)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench_finetune --write        # --quick: the digits alone
 
-A turn is a whole run from the opened data to the evaluated model, with an evaluation after every epoch.
+A turn is a whole run, from opening the data to the evaluated model, with an evaluation after every epoch.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from plain_vit.training.data import load_classification_data, load_splits
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LARGE = "glyphs at 224 pixels"
-# The budget of `make demo`; one pass over the 34,000 glyphs from scratch; and over some of them with a ViT-Ti/16.
+# The budget of `make demo`; one epoch over the 34,000 glyphs from scratch; one over some of them with a ViT-Ti/16.
 BUDGETS: dict[str, dict[str, Any]] = {
     "digits": {"epochs": 5, "batch_size": 32, "from_scratch": False},
     "glyphs": {"epochs": 1, "batch_size": 64, "from_scratch": True},
@@ -108,7 +108,7 @@ def example(model: str, dataset: str, budget: dict[str, Any], record: str) -> Ca
 
 
 def recorded(run: Callable[[int, str], float], record: str) -> Callable[[], object]:
-    """Return a function that does a quiet run with the next seed and records its accuracy."""
+    """Return a function that runs quietly with the next seed and records the accuracy."""
     accuracies: list[float] = []
 
     def turn() -> None:
@@ -135,7 +135,7 @@ def accuracy_table(rows: Sequence[tuple[Result, list[float]]]) -> str:
 
 
 def write_small(folder: str) -> None:
-    """Write the shipped checkpoint's model, once for each loop."""
+    """Write the model of the shipped checkpoint, once for each loop."""
     shipped = EXAMPLES / "checkpoints" / "glyphs_vit.pt"
     opened = from_checkpoint(shipped, num_attention_heads=4, image_size=24, patch_size=4)
     assert opened.image_processor is not None
@@ -191,10 +191,10 @@ def main() -> None:
                 seeds = json.loads(Path(folder, result.name.partition(": ")[2]).read_text(encoding="utf-8"))
                 rows.append(
                     (result, seeds[1 : 1 + chosen.turns])
-                )  # the first was the warm-up, the last measured memory
+                )  # the first turn was the warm-up, the last one measured memory
                 results.append(result)
             notes, last = f"{NOTES}\n\n{accuracy_table(rows)}", dataset == datasets[-1]
-            # Written after each data set: what was measured stays, should a later one fail or the time run out.
+            # Written after each data set, so that results are kept if a later one fails or the time runs out.
             report(name_of_run("finetune", options, chosen), "Fine-tuning", notes, results, chosen.write, last)
 
 

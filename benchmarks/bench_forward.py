@@ -27,11 +27,11 @@ AS_VIT_PYTORCH = "as vit_pytorch"
 TOLERANCES = {
     torch.float32: 1e-5,
     torch.bfloat16: 5e-2,
-}  # of the largest logit in float32; bfloat16 rounds by 1 to 2e-2
+}  # relative to the largest float32 logit; rounding in bfloat16 costs 1e-2 to 2e-2
 
 
 def forward(setting: Setting, package: str, mode: str) -> Callable[[], object]:
-    """Return one forward pass of a package's model in one of the modes of `cases`."""
+    """Return a forward pass of a package's model in one of the modes of `cases`."""
     converted = mode == AS_VIT_PYTORCH
     model = from_module(build("vit_pytorch", setting.size)) if converted else build(package, setting.size)
     model = model.eval().to(setting.device)

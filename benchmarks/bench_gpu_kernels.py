@@ -1,6 +1,6 @@
-"""Time of the kernels on a GPU, of a forward pass and a training step of each package's ViT with the same weights.
+"""Time of GPU kernels in a forward pass and a training step of each package's ViT with the same weights.
 
-Where a step is short, a GPU waits for Python: what its kernels take is what is left if it does not.
+In short steps a GPU waits for Python. The time of the kernels is what remains when it does not have to wait.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,10 +34,10 @@ class KernelTime:
     """Kernels of one pass or step.
 
     Args:
-        name: Of the case.
-        kernels: Number of activities of the GPU.
-        launches: Calls that started kernels.
-        seconds: Sum of the durations.
+        name: Name of the case.
+        kernels: Number of GPU activities.
+        launches: Number of calls that started kernels.
+        seconds: Total duration of the kernels.
     """
 
     name: str
@@ -47,7 +47,7 @@ class KernelTime:
 
 
 def measure(name: str, take: Callable[[], object]) -> KernelTime:
-    """Record one turn."""
+    """Profile one turn."""
     for _ in range(WARM_UP):
         take()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
@@ -59,7 +59,7 @@ def measure(name: str, take: Callable[[], object]) -> KernelTime:
 
 
 def cases() -> Iterator[tuple[str, Callable[[], Callable[[], object]]]]:
-    """Yield the name and the preparation of each case."""
+    """Yield the name of each case and the function that prepares it."""
     packages = ("plain_vit", *PEERS)
     for kind, sizes, names in (
         ("step", TRAINING, packages),

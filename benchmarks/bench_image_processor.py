@@ -16,7 +16,7 @@ from benchmarks.bench_data import MEAN, STD
 from benchmarks.harness import Case, Result, compare, parser, rates, report
 from plain_vit import PlainViTImageProcessor, PlainViTImageProcessorPil
 
-SIZES = {(500, 375): 16, (3000, 2000): 2}  # (width, height) of the images: how many of them a batch has
+SIZES = {(500, 375): 16, (3000, 2000): 2}  # (width, height) of the images: number of images per batch
 SIDE = {"height": 224, "width": 224}
 
 NOTES = """A list of opened, decoded images becomes a batch of 224 x 224 pixels: the shorter side resized to 256 by a
@@ -42,7 +42,7 @@ PROCESSORS: dict[str, Callable[[], Any]] = {
 
 
 def opened(size: tuple[int, int]) -> list[PIL.Image.Image]:
-    """Return scikit-learn's photographs in one size, by turns."""
+    """Return scikit-learn's two photographs, alternating, resized to one size."""
     photographs = [PIL.Image.fromarray(levels).resize(size) for levels in load_sample_images().images]
     return [photographs[number % 2] for number in range(SIZES[size])]
 
@@ -59,7 +59,7 @@ def batches(size: tuple[int, int], kind: str) -> Callable[[], object]:
 
 
 def resizing(size: tuple[int, int]) -> Callable[[], object]:
-    """Return a function that only resizes one batch with Pillow."""
+    """Return a function that only resizes a batch with Pillow."""
     images = opened(size)
     width, height = size
     short = (256 * width // height, 256)

@@ -18,7 +18,7 @@ to bytecode. The memory is this process's, not that of the Python it starts."""
 
 
 def importing(line: str) -> Callable[[], object]:
-    """Import in a fresh Python."""
+    """Return a function that runs an import in a new Python process."""
     return lambda: subprocess.run([sys.executable, "-c", line], check=True)
 
 

@@ -1,9 +1,9 @@
-"""Count of the kernels, bytes, casts and calls of a forward pass and of a training step, beside other packages.
+"""Counts of kernels, bytes, casts and calls in a forward pass and a training step, compared with other packages.
 
     python -m benchmarks.bench_kernels --write
 
-On a GPU a small batch waits for Python and for the launches of kernels, not for their work. Their numbers need no GPU
-and no quiet machine to be known: they are the same in each run.
+With a small batch, a GPU step waits for Python and for kernel launches, not for the kernels' work. Counting them needs
+neither a GPU nor a quiet machine: the counts are the same in every run.
 """
 
 import argparse
@@ -32,10 +32,10 @@ POSITIONS = ("DINOv3-S", "EVA-02-Ti")
 BATCH = 2
 AUTOCAST = {"float32": None, "bfloat16 autocast": torch.bfloat16}
 
-# Calls that compute nothing, beside those that return views of their arguments.
+# Operations that compute nothing, in addition to those that return views of their arguments.
 IDLE = {"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "is_same_size"}
-OVERWRITING = {"copy_", "fill_", "zero_"}  # do not read the tensor that they change
-WITH_STATISTICS = ("attention", "norm")  # return and take statistics of another dtype, which nothing casts
+OVERWRITING = {"copy_", "fill_", "zero_"}  # do not read the tensor that they write
+WITH_STATISTICS = ("attention", "norm")  # have statistics of another dtype as inputs and outputs, which is not a cast
 
 NOTES = f"""ViT-Ti/16 and two models whose positions enter the attention, with a batch of {BATCH}, on a CPU, not
 compiled. A kernel is a call of an ATen function that neither returns a view nor only allocates; some make two on a
@@ -57,7 +57,7 @@ kernels generated for forward and backward; products and attention, which induct
 
 @dataclass(frozen=True)
 class Work:
-    """What was run.
+    """Counts of the kernels that were run.
 
     Args:
         kernels: Number of kernels.
@@ -71,7 +71,7 @@ class Work:
 
 
 class Counter(TorchDispatchMode):
-    """Counts what is run inside its context.
+    """Count the kernels that run inside this context.
 
     Attributes:
         calls: Names of the kernels, in order.
@@ -103,18 +103,18 @@ class Counter(TorchDispatchMode):
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """Return the tensors in nested containers."""
+    """Yield the tensors in nested containers."""
     return (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor in memory; an expanded one has fewer than elements."""
+    """Return the bytes of a tensor in memory; an expanded tensor has fewer than its elements suggest."""
     sides = (side for side, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return torch.Size(sides).numel() * tensor.element_size()
 
 
 def casts(name: str, args: tuple[Any, ...], outputs: Any) -> int:
-    """Return how many dtypes a kernel changes: 0 or 1, or for one on lists of tensors, for how many of these."""
+    """Return how many casts a kernel does: 0 or 1, or one per tensor for kernels on lists of tensors."""
     if name.startswith(("_foreach", "_fused")):
         lists = [value for value in args if isinstance(value, list | tuple)]
         return sum(len(float_dtypes(of_one)) > 1 for of_one in zip(*lists, strict=False))
@@ -124,7 +124,7 @@ def casts(name: str, args: tuple[Any, ...], outputs: Any) -> int:
 
 
 def float_dtypes(values: Any) -> set[torch.dtype]:
-    """Return the floating-point dtypes of tensors; single numbers take any."""
+    """Return the floating-point dtypes of tensors, except scalar tensors, whose dtype does not matter."""
     return {value.dtype for value in tensors_in(values) if value.is_floating_point() and value.ndim}
 
 
@@ -133,11 +133,11 @@ class Counts:
     """Counts of a model.
 
     Args:
-        name: Of the model, dtype and package.
-        forward: Of the forward pass in evaluation.
-        step: Of the forward pass, loss and backward in training.
-        optimizer: Of the step of the optimizer.
-        calls: Calls of functions in the forward pass in evaluation.
+        name: Model, dtype and package.
+        forward: Work of the forward pass in evaluation mode.
+        step: Work of forward pass, loss and backward pass in training.
+        optimizer: Work of the optimizer's step.
+        calls: Function calls in the forward pass in evaluation mode.
     """
 
     name: str
@@ -148,7 +148,7 @@ class Counts:
 
 
 def build(model: str, package: str) -> tuple[Any, Callable[[Any], torch.Tensor], int]:
-    """Return a model, its loss as a function of its outputs, and the side of its images in pixels."""
+    """Return a model, a function from its outputs to a loss, and the side of its images in pixels."""
     if model in POSITIONS:
         features: Callable[[Any], torch.Tensor] = bench_positions.features_of
         side = bench_positions.MODELS[model][1]
@@ -170,8 +170,8 @@ def count(
         model: A size in `models.PATCHES`, or one of `POSITIONS`.
         package: One of `PACKAGES`.
         dtype: A key of `AUTOCAST`.
-        fused: Whether our attention in training is the kernel that runs on a GPU.
-        several: Whether our model runs as in one of several processes.
+        fused: Whether our attention uses the fused kernel of GPUs in training.
+        several: Whether our model runs as it does in one of several processes.
         copied: Whether our blocks train on copies of their weights.
     """
     module, loss_of, side = build(model, package)
@@ -197,7 +197,7 @@ def count(
         module.train()
         with fast_steps.fast_steps(module):
             forward().backward()
-            optimizer.step()  # makes its states
+            optimizer.step()  # creates its states
             optimizer.zero_grad()
             in_training = counted(lambda: forward().backward())
         of_optimizer = counted(optimizer.step)
@@ -207,7 +207,7 @@ def count(
 
 
 def counted(work: Callable[[], object]) -> Work:
-    """Return the counts of a function."""
+    """Return the counts of the kernels that a function runs."""
     with Counter() as counter:
         work()
     return counter.work
@@ -231,11 +231,11 @@ def calls_of(work: Callable[[], object]) -> int:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiler makes of a training step.
+    """Result of compiling a training step.
 
     Args:
-        name: Of the model, dtype and package.
-        graph_breaks: Places where the compiled program returns to Python.
+        name: Model, dtype and package.
+        graph_breaks: Number of places where the compiled program returns to Python.
         kernels: Number of kernels that inductor generates; calls of existing ones, such as products, are not counted.
     """
 

@@ -1,4 +1,4 @@
-"""Benchmark of loading a ViT-L of any source as ours, compared with each package loading its own."""
+"""Benchmark of loading a ViT-L from any source as our model, compared with each package loading its own files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,12 +38,12 @@ def opening(source: Path, how: Callable[..., nn.Module], arguments: dict[str, An
 
 
 def by_from_checkpoint(source: Path, **options: Any) -> nn.Module:
-    """Open any source as ours."""
+    """Open any source as our model."""
     return from_checkpoint(source, **options).model
 
 
 def by_from_pretrained(folder: Path, kind: type[Any]) -> nn.Module:
-    """Open a folder with the class that wrote it."""
+    """Open a folder with the model class that wrote it."""
     return kind.from_pretrained(folder)
 
 
@@ -53,7 +53,7 @@ def by_timm(folder: Path) -> nn.Module:
 
 
 def by_torch(file: Path) -> nn.Module:
-    """Open torchvision's file mapped."""
+    """Open torchvision's file memory-mapped."""
     with torch.device("meta"):
         model = torchvision.models.vit_l_16()
     model.load_state_dict(torch.load(file, mmap=True), assign=True)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench_native --task characters        # or proportions
 
-Accuracy is that of three seeds; images/s are training images by the CPU time of the whole run, with its evaluations.
+Accuracies are from three seeds; images/s is training images per CPU second of the whole run, including evaluations.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from plain_vit.training.data.glyphs import CHARACTERS, IMAGE_SIZE, render_glyphs
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 IMAGES = {"train": 60 * len(CHARACTERS), "test": 30 * len(CHARACTERS)}
-LONGEST = 4  # ratio of the sides, at most
-PATCHES = 36  # of 4 x 4 pixels: a square of 24 x 24, the model's size
-RATIOS = (0.5, 0.7, 1, 1.4, 2)  # of the width of an ellipse to its height
+LONGEST = 4  # largest ratio of the sides
+PATCHES = 36  # of 4 x 4 pixels: as many as in the model's image size, 24 x 24
+RATIOS = (0.5, 0.7, 1, 1.4, 2)  # width of an ellipse over its height
 SEEDS = (0, 1, 2)
 COMMON: dict[str, Any] = {"epochs": 4, "batch_size": 64, "evaluations": 1, "checkpoints_kept": 0, "report": False,
                           "position_resampling": "bicubic_antialias"}  # fmt: skip
@@ -46,13 +46,13 @@ patches of 4 x 4 pixels: a square of 24 x 24 pixels, or as large a grid of the i
 
 
 def canvas(draw: np.random.Generator, level: int) -> PIL.Image.Image:
-    """Return an empty image of random shape."""
+    """Return a blank image of random shape."""
     sides = IMAGE_SIZE, int(IMAGE_SIZE * LONGEST ** draw.random())
     return PIL.Image.new("L", sides if draw.random() < 0.5 else sides[::-1], level)
 
 
 def place(draw: np.random.Generator, free: PIL.Image.Image, width: int, height: int) -> tuple[int, int]:
-    """Return a random place (left, top) in an image for one of these sides."""
+    """Return a random position (left, top) at which something of this size fits into an image."""
     return int(draw.integers(free.width - width + 1)), int(draw.integers(free.height - height + 1))
 
 
@@ -82,7 +82,7 @@ def proportions(split: str, seed: int) -> Dataset:
 
 
 def labelled(images: list[PIL.Image.Image], labels: np.ndarray, names: list[str]) -> Dataset:
-    """Return a split."""
+    """Return a labelled split."""
     features = Features({"image": Image(), "label": ClassLabel(names=names)})
     return Dataset.from_dict({"image": images, "label": labels.tolist()}, features=features)
 
@@ -91,7 +91,7 @@ TASKS = {"characters": characters, "proportions": proportions}
 
 
 def measure(task: str, folder: Path) -> dict[str, list[tuple[float, float]]]:
-    """Return accuracy and CPU seconds of the runs of each way."""
+    """Return the accuracy and the CPU seconds of each run, by method."""
     sys.path.insert(0, str(EXAMPLES))
     from finetune_image_classification import FinetuneArguments, finetune
 

@@ -1,4 +1,4 @@
-"""Benchmark of models whose positions enter the attention: DINOv3-S, EVA-02-Ti and BEiT-B, forward and training step.
+"""Benchmark of models with positions in the attention (DINOv3-S, EVA-02-Ti, BEiT-B): forward pass and training step.
 
 python -m benchmarks.bench_positions --write
 """
@@ -14,7 +14,7 @@ from benchmarks.harness import Case, Result, compare, name_of_run, parser, rates
 from benchmarks.models import TOLERANCE, name_of, require_equal
 from plain_vit.conversion import from_module
 
-# timm's entrypoint, side of the images in pixels and their number, and transformers' class with its settings, if any.
+# timm's entrypoint, image side in pixels, number of images, and transformers' class with its settings, if there is one.
 MODELS: dict[str, tuple[str, int, int, str | None, dict[str, Any]]] = {
     "DINOv3-S": (
         "vit_small_patch16_dinov3_qkvb", 256, 8, "DINOv3ViTModel",

@@ -1,10 +1,10 @@
-"""What processes exchange in a training step, and how long a stop takes: simulated on one machine without GPUs.
+"""Communication in a training step, and time to stop a run of several processes, simulated on one machine without GPUs.
 
     python -m benchmarks.bench_processes [--processes 8] [--steps 12] [--delay 0.05]
 
 A small model is trained by gloo processes. torch's profiler counts the collectives and their bytes in the first
-process, from the third step to the last but one: without evaluations and checkpoints. In each step another process is
-late by the delay. All processes are forked from one, so that torch is imported once.
+process, from the third step to the last but one, so that evaluations and checkpoints are left out. In each step, a
+different process is late by the delay. All processes are forked from one, so that torch is imported once.
 """
 
 import argparse
@@ -43,11 +43,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "2 micro-batches": {"gradient_accumulation_steps": 2},
     "sharded": {"shard": True},
 }
-FIRST = 2  # number of the first measured step
+FIRST = 2  # index of the first measured step
 
 
 def train(rank: int, count: int, port: int, options: dict[str, Any], delay: float, result: Path) -> None:
-    """Train in one process; the first one writes what it has measured."""
+    """Train in one process; the first process writes its measurements."""
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in places.items()} | {"MASTER_ADDR": "127.0.0.1"}
     quiet = os.open(os.devnull, os.O_WRONLY)
@@ -79,11 +79,11 @@ def train(rank: int, count: int, port: int, options: dict[str, Any], delay: floa
         script.finetune(script.FinetuneArguments(**options))
     except SystemExit as stopped:
         code = int(stopped.code or 0)
-    os._exit(code)  # without the finalizers of the process that forked this one
+    os._exit(code)  # skips the finalizers inherited from the parent process
 
 
 def sent(trace: Any, steps: int) -> str:
-    """Return the number of each collective per step, and the bytes per step, all of four-byte numbers."""
+    """Return the number of each collective and the bytes per step; all tensors have four-byte elements."""
     counts: Counter[str] = Counter()
     numbers: Counter[str] = Counter()
     for event in trace.events():
@@ -114,7 +114,7 @@ def launch(options: dict[str, Any], count: int, delay: float, result: Path) -> l
 
 
 def measure(number: int, options: dict[str, Any], count: int, delay: float, folder: Path) -> dict[str, Any]:
-    """Train with these options, and return what the first process has measured."""
+    """Train with these options, and return the measurements of the first process."""
     result = folder / f"{number}.json"
     members = launch({**options, "output_dir": str(folder / str(number))}, count, delay, result)
     for member in members:
@@ -125,7 +125,7 @@ def measure(number: int, options: dict[str, Any], count: int, delay: float, fold
 
 
 def measure_stop(count: int, delay: float, folder: Path) -> float:
-    """Return the seconds from a signal to one process until all have ended, with a checkpoint."""
+    """Signal one process, and return the seconds until all processes have ended and written a checkpoint."""
     (folder / "training").unlink(missing_ok=True)
     options = {"steps": 10**6, "output_dir": str(folder / "stopped")}
     members = launch(options, count, delay, folder / "stopped.json")

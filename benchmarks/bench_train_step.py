@@ -16,7 +16,7 @@ from plain_vit.training.hardware.products import onednn_products
 
 RECORDED = "reduce-overhead"  # torch.compile's name for CUDA graphs
 AS_TRAINED = "as our scripts train"
-CHECKPOINTING = ("plain_vit", "timm", "transformers")  # whose classes offer it
+CHECKPOINTING = ("plain_vit", "timm", "transformers")  # packages whose classes offer it
 
 NOTES = """One set of weights in every package (vit-pytorch's ViT has two norms more and no biases in query, key and
 value; its own weights are checked against their conversion); the logits were found equal before anything was timed.
@@ -31,7 +31,7 @@ fills anew are a tenth to a third of each step."""
 
 
 def step(setting: Setting, package: str, mode: str) -> Callable[[], object]:
-    """Return one training step of a package's model; the mode says whether it is compiled and checkpointed."""
+    """Return a training step of a package's model; the mode says whether it is compiled and checkpointed."""
     module = build(package, setting.size).to(setting.device).train()
     if "checkpointed" in mode and package == "timm":
         module.set_grad_checkpointing()

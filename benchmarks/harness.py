@@ -1,9 +1,9 @@
-"""Side by side: every case in a process of its own (or all in one), all of them taking turns, so that what the machine
-does meanwhile (another program, a slow disk, a throttled core) hits them alike.
+"""Run benchmark cases side by side: each in a process of its own (or all in one), in alternating turns, so that
+disturbances of the machine (another program, a slow disk, a throttled core) affect all cases alike.
 
-A case is prepared once, warmed up, and timed in interleaved turns; further turns, which are not timed, tell its memory.
-Reported are medians with their spread, the ratio to the first case, a limit of the machine beside each figure, and the
-peak of memory. On a GPU each turn is synchronised.
+A case is prepared once, warmed up, and timed in interleaved turns; its memory is measured in further, untimed turns.
+The report gives medians with their spread, the ratio to the first case, a limit of the machine beside each figure, and
+the peak memory. On a GPU each turn is synchronised.
 """
 
 import argparse
@@ -42,9 +42,9 @@ LONG_ENOUGH = 0.1  # seconds: shorter work is repeated within a turn
 SHORT = 1.0  # seconds: memory of shorter work is measured three times instead of once
 LOAD_BEFORE = os.getloadavg()[0]  # of the last minute, before this process adds its own
 
-MAPPED_FROM = 65536  # allocations of this many bytes or more are mapped, and returned to the system when freed
+MAPPED_FROM = 65536  # allocations of at least this many bytes are mapped, and returned to the system when freed
 
-# A forked process runs the benchmark's module, imported already, once more, to find its functions under their names.
+# A forked process runs the already imported module of the benchmark again, to find its functions by name.
 warnings.filterwarnings("ignore", "'benchmarks", RuntimeWarning, "runpy")
 
 
@@ -53,12 +53,12 @@ class Case:
     """One benchmark case.
 
     Args:
-        name: How it is called in the table.
-        prepare: A function at the top of a module; called with the arguments in the case's own process, it returns what
-            a turn does. What that returns is still alive when memory is looked at, and dropped before the next turn.
-        arguments: For `prepare`.
-        limit: Seconds below which the machine cannot do it, by what the benchmark says; None for none.
-        images: How many a turn goes through, where that is what it does.
+        name: Name in the table.
+        prepare: A top-level function, called with `arguments` in the case's own process; it returns the function that
+            is a turn. The result of a turn is kept until memory is measured, and dropped before the next turn.
+        arguments: Arguments of `prepare`.
+        limit: Lower bound of the seconds per turn on this machine, as the benchmark computes it, or None.
+        images: Number of images per turn, if a turn processes images.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Checked:
-    """A turn whose output was compared with what is expected, which `prepare` may return.
+    """A turn whose output was compared with the expected output; `prepare` may return one.
 
     Args:
         take: The turn.
@@ -87,12 +87,12 @@ class Checked:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a turn, in bytes on top of the process before it; None if the system does not report it.
+    """Memory of a turn, in bytes above the process's memory before it; None if the system does not report it.
 
     Args:
-        peak: Resident memory at its highest, files that are mapped included.
-        own: Resident memory that is no file's, at the end, with what the turn made.
-        device: Memory of the GPU at its highest, with what the case holds between turns; None without one.
+        peak: Peak resident memory, including mapped files.
+        own: Resident memory without files at the end of the turn, including its result.
+        device: Peak GPU memory, including what the case holds between turns; None without a GPU.
     """
 
     peak: int | None
@@ -105,17 +105,17 @@ class Result:
     """Result of all turns of a case.
 
     Args:
-        name: Of the case.
-        seconds: Median of the turns.
-        fastest: Of the turns, which is what is left where the machine does other work as well.
-        slowest: Of the turns.
-        ratio: Of the medians, to the first case.
-        interval: Interval of that ratio in 95 of 100 bootstrap draws of the timed turns.
-        ratio_of_fastest: Likewise of the fastest turns.
-        limit: As the case says.
-        images: As the case says.
-        peak: Of the median of the turns for the memory, as `own` and `device`.
-        difference: Of a `Checked` turn.
+        name: Name of the case.
+        seconds: Median seconds of the turns.
+        fastest: Seconds of the fastest turn, the least disturbed by other work of the machine.
+        slowest: Seconds of the slowest turn.
+        ratio: Ratio of the median to the first case's median.
+        interval: 95% bootstrap interval of this ratio.
+        ratio_of_fastest: Ratio of the fastest turn to the first case's fastest turn.
+        limit: As in `Case`.
+        images: As in `Case`.
+        peak: As in `Memory`; the median of the turns that measure memory, as for `own` and `device`.
+        difference: As in `Checked`.
     """
 
     name: str
@@ -134,7 +134,7 @@ class Result:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the common options."""
+    """Return an argument parser with the common options."""
     result = argparse.ArgumentParser(description=description)
     result.add_argument("--turns", type=int, default=7, help="timed turns of each case, after one to warm up")
     result.add_argument("--write", action="store_true", help=f"write the table to {RESULTS.name}/")
@@ -147,15 +147,16 @@ def compare(
     """Time cases in interleaved turns.
 
     Args:
-        cases: The first is what the others are compared with.
-        turns: Of each case, after one that warms up and does not count.
-        at_once: How many cases are prepared at a time: more for those that compile, where cores and memory suffice.
-        keep_memory: Let every process use again what a turn freed, for what runs over and over in one process: new
-            pages cost as much as a tenth of a step or a third, as the machine pleases.
-        one_process: Run all cases in this process, which opens a GPU once, not once for each.
+        cases: The cases; all are compared with the first.
+        turns: Number of turns of each case, after a warm-up that is not counted.
+        at_once: Number of cases to prepare at a time; more than one is useful for cases that compile, if cores and
+            memory suffice.
+        keep_memory: Let processes reuse memory that a turn freed, as a long-running process does. New pages cost
+            between a tenth and a third of a step, depending on the machine.
+        one_process: Run all cases in this process, so that a GPU is opened once and not per case.
 
     Raises:
-        RuntimeError: A case failed; its trace is in the message.
+        RuntimeError: A case failed; the message contains its traceback.
     """
     timed: dict[str, list[float]] = {case.name: [] for case in cases}
     differences, memory = {}, {}
@@ -189,11 +190,11 @@ def compare(
 
 def _processes(cases: Sequence[Case], keep_memory: bool, at_once: int, stack: ExitStack) -> "list[_Elsewhere]":
     """Start a process for each case; they end with the stack."""
-    # A forked process has all imports for nothing, but no way to a GPU that its parent has looked at.
+    # A forked process has all imports already, but cannot use a GPU that its parent has initialised.
     context: Any = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
     os.environ["TQDM_DISABLE"] = "1"  # for the processes, whose progress bars would overlap
     if at_once > 1:
-        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // at_once))  # they would wait for one another
+        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // at_once))  # they would compete for cores
     context.set_forkserver_preload([getattr(sys.modules["__main__"].__spec__, "name", __name__)])
     workers: list[_Elsewhere] = []
     stack.callback(_end, workers)
@@ -218,13 +219,13 @@ class _Elsewhere:
     def __init__(self, case: Case, keep_memory: bool, context: Any) -> None:
         self.case = case
         self.connection, there = context.Pipe()
-        # No daemon, which could have no workers of its own; it ends when its connection closes.
+        # Not a daemon, which could not start workers; the process ends when its connection closes.
         self.process = context.Process(target=_serve, args=(there, case, keep_memory), daemon=False)
         self.process.start()
         there.close()
 
     def begin(self, what: str) -> None:
-        """Begin to prepare, time or weigh."""
+        """Start a step: prepare, time or weigh."""
         self.connection.send(what)
 
     def end(self) -> Any:
@@ -303,7 +304,7 @@ class _Turns:
         self.repeats, self.seconds = 1, 0.0
 
     def prepare(self) -> float | None:
-        """Make what a turn does; return the difference of a `Checked` one."""
+        """Prepare the turn, and return the difference if it is `Checked`."""
         if self.keep_memory:
             keep_freed_memory()
         others = _allocated()
@@ -313,7 +314,7 @@ class _Turns:
         return self.take_turn.difference if isinstance(self.take_turn, Checked) else None
 
     def time(self) -> float:
-        """Return the seconds of a turn; a short one is repeated from the second time on."""
+        """Return the seconds of a turn; short turns are repeated, except the first time."""
         self.seconds = _time(self.take_turn, self.repeats)
         self.repeats = max(self.repeats, math.ceil(LONG_ENOUGH / self.seconds))
         return self.seconds
@@ -327,7 +328,7 @@ class _Turns:
 def _time(take_turn: Callable[[], object], repeats: int) -> float:
     gc.collect()
     if torch.cuda.is_initialized():
-        take_turn()  # warm up again: clocks dropped and memory was returned during the other turns
+        take_turn()  # warm up again: during the other cases' turns, clocks dropped and memory was returned
     _synchronize()
     start = time.perf_counter()
     for _ in range(repeats):
@@ -339,11 +340,11 @@ def _time(take_turn: Callable[[], object], repeats: int) -> float:
 
 
 def _weigh(take_turn: Callable[[], object], held: int) -> Memory:
-    """Run a turn in which the C library returns freed memory at once: memory it keeps would hide the peak.
+    """Run a turn and measure its memory; the C library returns freed memory at once, since kept memory hides the peak.
 
     Args:
         take_turn: The turn.
-        held: Bytes of the GPU that its case holds between turns.
+        held: Bytes of GPU memory that the case holds between turns.
     """
     gc.collect()
     others = _allocated() - held
@@ -403,7 +404,7 @@ def _synchronize() -> None:
 
 
 def memory_bandwidth(nbytes: int = 2**28) -> float:
-    """Return the memory bandwidth of one copying thread, in bytes per second, the best of ten runs."""
+    """Return the memory bandwidth of one thread that copies, in bytes per second: the best of ten runs."""
     source, target = torch.zeros(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
     return nbytes / min(_seconds(lambda: target.copy_(source)) for _ in range(10))
 
@@ -418,7 +419,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def name_of_run(name: str, options: argparse.ArgumentParser, chosen: argparse.Namespace) -> str:
-    """Return a benchmark's name with the given options, so that no page overwrites another."""
+    """Return the benchmark's name followed by the given options, so that pages do not overwrite each other."""
     given: list[str] = []
     for option, value in vars(chosen).items():
         if option not in ("turns", "write") and value != options.get_default(option):
@@ -427,7 +428,7 @@ def name_of_run(name: str, options: argparse.ArgumentParser, chosen: argparse.Na
 
 
 def rates(results: Sequence[Result], first: str) -> str:
-    """Return a Markdown table of images per second, and of the ratio to the first case."""
+    """Return a Markdown table of images per second and of the ratio to the first case."""
     lines = [f"| case | images/s | times {first} |", "|---|---:|---:|"]
     for result in results:
         assert result.images is not None
@@ -436,15 +437,15 @@ def rates(results: Sequence[Result], first: str) -> str:
 
 
 def report(name: str, title: str, notes: str, results: Sequence[Result], write: bool, last: bool = True) -> None:
-    """Print a table for people and a line of JSON for programs; with `write`, also to a dated file.
+    """Print a table for people and a line of JSON for programs; with `write`, also write them to a dated file.
 
     Args:
-        name: Of the run, for the name of the file.
-        title: Of the page.
+        name: Name of the run, used in the file name.
+        title: Title of the page.
         notes: What is measured and how to read it, in Markdown.
-        results: Of `compare`.
+        results: Results of `compare`.
         write: Whether to write `results/DATE-NAME-MACHINE.md`.
-        last: Whether these are all results; while they are not, the page is written and nothing printed.
+        last: Whether the results are complete; if not, the page is written but not printed.
     """
     publish(name, title, f"{notes}\n\n{table(results)}", [asdict(one) for one in results], write, last)
 
@@ -452,13 +453,13 @@ def report(name: str, title: str, notes: str, results: Sequence[Result], write: 
 def publish(
     name: str, title: str, body: str, results: Sequence[Mapping[str, Any]], write: bool, last: bool = True
 ) -> None:
-    """Print a page, and with `write`, also write it to a dated file.
+    """Print a page; with `write`, also write it to a dated file.
 
     Args:
-        name: Of the run, for the name of the file.
-        title: Of the page.
+        name: Name of the run, used in the file name.
+        title: Title of the page.
         body: Text and tables in Markdown.
-        results: The figures, for the line of JSON.
+        results: The figures for the line of JSON.
         write: As in `report`.
         last: As in `report`.
     """
@@ -480,7 +481,7 @@ def publish(
 
 
 def slug(environment: Mapping[str, str]) -> str:
-    """Return a short name of a machine, by its GPU or its processor: "amd-epyc"."""
+    """Return a short name of a machine, from its GPU or processor: "amd-epyc"."""
     name = environment["processor"].partition(",")[0] if environment["GPU"] == "none" else environment["GPU"]
     words = re.sub(r"\((R|TM)\)|@.*", " ", name).lower()
     return "-".join(word for word in re.findall("[a-z0-9]+", words) if word not in ("processor", "cpu"))
@@ -539,6 +540,6 @@ def machine() -> dict[str, str]:
 
 
 def instructions() -> str:
-    """Return which vector instructions torch finds: processors of one name differ in them, and in speed."""
+    """Return the vector instructions that torch detects: processors of the same name differ in them, and in speed."""
     more = {"bf16": torch.cpu._is_avx512_bf16_supported(), "AMX": torch.cpu._is_amx_tile_supported()}
     return " ".join([torch.backends.cpu.get_cpu_capability(), *(name for name, there in more.items() if there)])

@@ -37,7 +37,7 @@ def written() -> Iterator[tuple[Path, int]]:
 def write_all(folder: Path) -> None:
     """Write `folder / name` for each name in `SOURCES`, and transformers' own folder `folder / "transformers"`.
 
-    What each says to an image goes to `folder / "logits of NAME"`.
+    The logits of each for one image are saved as `folder / "logits of NAME"`.
     """
     torch.manual_seed(0)
     with torch.device("meta"):
@@ -61,10 +61,10 @@ def write_all(folder: Path) -> None:
 
 
 def check(model: nn.Module, source: Path) -> None:
-    """Refuse a model whose logits differ from those of its source when it was written.
+    """Check that a model's logits equal those that its source gave when it was written.
 
     Raises:
-        RuntimeError: It does not.
+        RuntimeError: The logits differ.
     """
     require_equal(_answer(model), torch.load(_expected(source)), TOLERANCE, source.name)
 

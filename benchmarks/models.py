@@ -17,13 +17,13 @@ from plain_vit.conversion import from_module, to_module
 
 PATCHES = {"tiny": 16, "small": 16, "base": 16, "large": 16, "huge": 14}
 PEERS = ("timm", "transformers", "torchvision", "vit_pytorch")
-LARGE = {"cpu": 2048, "cuda": 8192}  # side of the matrices whose product measures the peak rate
-TOLERANCE = 1e-5  # of the largest logit, in float32
+LARGE = {"cpu": 2048, "cuda": 8192}  # side of the square matrices whose product measures the peak rate
+TOLERANCE = 1e-5  # relative to the largest logit, in float32
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Setting of a measurement: one of `PATCHES`, batch size, dtype, device."""
+    """Setting of a measurement: model size (one of `PATCHES`), batch size, dtype, device."""
 
     size: str
     batch: int
@@ -41,15 +41,15 @@ class Setting:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return "float32" of torch.float32."""
+    """Return the name of a dtype, such as "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
 def build(package: str, size: str) -> Any:
     """Return a ViT for 224 pixels and 1000 classes, after checking that its logits equal ours.
 
-    timm, transformers, torchvision and ours have one set of weights. vit-pytorch's ViT has no biases in query, key and
-    value, and two norms more; its own weights are converted to ours to be checked.
+    timm, transformers, torchvision and plain-vit share one set of weights. vit-pytorch's ViT has no biases in query,
+    key and value, and two additional norms; its own weights are converted to plain-vit for the check.
 
     Args:
         package: "plain_vit" or one of `PEERS`.
@@ -59,7 +59,7 @@ def build(package: str, size: str) -> Any:
         RuntimeError: The logits differ.
     """
     torch.manual_seed(0)
-    torch.backends.cudnn.allow_tf32 = False  # as it is for products of matrices: float32 means float32
+    torch.backends.cudnn.allow_tf32 = False  # as is the default for matrix products: float32 means float32
     width, depth, heads, inner = PRESETS[size].values()
     if package == "vit_pytorch":
         module: Any = vit_pytorch.ViT(
@@ -84,10 +84,10 @@ def build(package: str, size: str) -> Any:
 
 
 def require_equal(logits: torch.Tensor, expected: torch.Tensor, tolerance: float, name: str) -> float:
-    """Return by what fraction of the largest logit some differ from the expected ones, which has a limit.
+    """Return the largest difference from the expected logits, as a fraction of the largest logit.
 
     Raises:
-        RuntimeError: They do.
+        RuntimeError: The difference exceeds the tolerance.
     """
     difference = ((logits.float() - expected).abs().max() / expected.abs().max()).item()
     if not difference <= tolerance:
@@ -108,7 +108,7 @@ def products(setting: Setting, training: bool) -> Callable[[], None]:
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=setting.device, dtype=setting.dtype)
 
-    # Weights have their inputs along the rows, as in a dense layer.
+    # Weights are transposed, as in a linear layer.
     operands = [
         (random(b, m, k), random(b, n, k).mT, random(b, m, n), count)
         for count, b, m, k, n in matrix_shapes(setting.size, setting.batch)
@@ -128,7 +128,7 @@ def products(setting: Setting, training: bool) -> Callable[[], None]:
 
 
 def large_product(setting: Setting) -> Callable[[], torch.Tensor]:
-    """Return one product of two large square matrices."""
+    """Return a function that multiplies two large square matrices."""
     side = LARGE[setting.device]
     left, right = (torch.randn(side, side, device=setting.device, dtype=setting.dtype) for _ in range(2))
     return lambda: left @ right
@@ -141,9 +141,9 @@ def matrix_shapes(
 
     Args:
         size: One of `PATCHES`.
-        batch: How many images.
-        side: Of an image, in pixels.
-        blocks: How many, where not as many as that size has.
+        batch: Number of images.
+        side: Side of an image, in pixels.
+        blocks: Number of blocks (default: as many as the model size has).
     """
     width, depth, heads, inner = PRESETS[size].values()
     depth = blocks or depth
@@ -162,6 +162,6 @@ def matrix_shapes(
 
 
 def operations(shapes: list[tuple[int, int, int, int, int]], training: bool) -> int:
-    """Return the floating-point operations of products; a training step has three times those of its forward pass."""
+    """Return the floating-point operations of matrix products; a training step has three times a forward pass's."""
     forward = sum(2 * count * b * m * k * n for count, b, m, k, n in shapes)
     return 3 * forward if training else forward

@@ -10,13 +10,13 @@ from benchmarks import harness
 from benchmarks.harness import Case, Result, compare, report
 from benchmarks.models import LARGE, PEERS, Setting, large_product, matrix_shapes, operations, products
 
-# Sizes with their batches, and dtypes, for a CPU and for a GPU; `--quick` measures only the small model.
+# Model sizes with their batch sizes, and dtypes, for CPU and GPU; `--quick` measures only the small model.
 FORWARD = {"cpu": ["base:8", "tiny:32"], "cuda": ["base:128", "large:64", "huge:32"]}
 TRAINING = {"cpu": ["tiny:32", "small:16"], "cuda": ["base:128", "large:64", "huge:16"]}
 QUICK = {"cpu": ["tiny:32"], "cuda": ["base:128"]}
 DTYPES = {"cpu": ["float32", "bfloat16"], "cuda": ["bfloat16"]}
 
-# How many cases are prepared at a time on a GPU: more training steps of a large model do not fit into memory.
+# Cases prepared at a time on a GPU: more training steps of a large model do not fit into memory.
 AT_ONCE, LARGE_AT_ONCE = 8, 3
 
 # The lower bound for every package, and the measurement of the matrix rate.
@@ -24,7 +24,7 @@ BARE, LARGE_PRODUCT = "bare products", "one large product"
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the common options."""
+    """Return an argument parser with the common options."""
     result = harness.parser(description)
     result.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     result.add_argument("--sizes", nargs="+", help="with batches, as in base:8 tiny:32")
@@ -46,16 +46,16 @@ def sweep(
     training: bool,
     chosen: argparse.Namespace,
 ) -> None:
-    """Time the cases of every requested setting, and the bare products, and report.
+    """Time the cases of every requested setting and the bare matrix products, and report the results.
 
     Args:
-        name: Of the run.
-        title: Of the page.
-        notes: Of the page.
-        cases: Makes the cases of a setting, ours first.
-        sizes: `FORWARD` or `TRAINING`, for where none are given.
+        name: Name of the run.
+        title: Title of the page.
+        notes: Notes of the page.
+        cases: Returns the cases of a setting, ours first.
+        sizes: `FORWARD` or `TRAINING`, the defaults of the command line.
         training: Whether a turn is a training step.
-        chosen: What `parser` made of the command line.
+        chosen: The parsed command line.
     """
     device = chosen.device
     turns = min(chosen.turns, 3) if chosen.quick else chosen.turns

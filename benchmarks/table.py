@@ -30,7 +30,7 @@ RUNS = {
     "import": "import",
     "finetune": "fine-tuning",
 }
-# The rows of the README, by their titles in the whole table, and their titles there.
+# The rows shown in the README: title in the whole table, and title in the README.
 CHOSEN = {
     "forward pass: base b8 float32, eager": "forward pass, CPU, float32: ViT-B/16, 8 images",
     "forward pass: base b8 float32, prepared": "the same, prepared",
@@ -64,7 +64,7 @@ REFERENCES = {
 def newest() -> dict[str, dict[str, Any]]:
     """Return the JSON of the newest page of each run in `RUNS` that has one."""
     found = {}
-    for path in sorted(RESULTS.glob("*.md")):  # on the same day, the machine whose name sorts last
+    for path in sorted(RESULTS.glob("*.md")):  # of pages from the same day, the last by name wins
         page = json.loads(path.read_text(encoding="utf-8").split("```json\n")[1].split("\n```")[0])
         found[page["benchmark"]] = page
     return {run: found[run] for run in RUNS if run in found}
@@ -74,10 +74,10 @@ def speeds(chosen: Mapping[str, str] | None = None) -> str:
     """Return the table and its environment, in Markdown; empty without results.
 
     Args:
-        chosen: The titles of the rows to show, each with the title that it gets; all rows are shown without it.
+        chosen: Titles of the rows to show, with their new titles (default: all rows, unchanged).
 
     Raises:
-        ValueError: The results have no row of a chosen title.
+        ValueError: The results have no row with a chosen title.
     """
     found = [
         (*f"{RUNS[run]}{row}".split(" | ", 1), measured_where(page["environment"]))
@@ -104,10 +104,10 @@ def measured_where(environment: Mapping[str, str]) -> str:
 
 
 def rows(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the row of each case of ours, compared with the fastest alternative in the same setting and mode.
+    """Return a row for each of our cases, compared with the fastest alternative in the same setting and mode.
 
-    A case is called "setting: package, mode", where the setting and the mode may be missing. One that opens or converts
-    a file is compared with those that open the same file, and with those that open none, such as a copy.
+    A case is named "setting: package, mode"; setting and mode are optional. A case that opens or converts a file is
+    compared with cases that open the same file or no file, such as a copy.
     """
     cases = [(*named(one["name"]), one) for one in results]
     lines = []
@@ -132,20 +132,20 @@ def rows(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def opened(what: str) -> str | None:
-    """Return the file that a case opens or converts, by its name on the page; None if it opens none."""
+    """Return the name of the file that a case opens or converts, or None."""
     package, *file = re.split(" (?:opens|converts) ", what)
     return package if file == ["its own folder"] else next(iter(file), None)
 
 
 def named(name: str) -> tuple[str, str, str]:
-    """Return setting, package and mode from a case's name."""
+    """Split a case's name into setting, package and mode."""
     setting, _, what = name.rpartition(": ")
     package, _, mode = what.partition(", ")
     return setting, package, mode
 
 
 def rate(result: dict[str, Any]) -> str:
-    """Return images per second if a turn processes images, else the time."""
+    """Format the images per second if a turn processes images, otherwise the time."""
     if result.get("images") is not None:
         images = result["images"] / result["seconds"]
         return f"{images:,.0f} images/s" if images >= 1000 else f"{images:.3g} images/s"
@@ -153,7 +153,7 @@ def rate(result: dict[str, Any]) -> str:
 
 
 def with_speeds(text: str, chosen: Mapping[str, str] | None = None) -> str:
-    """Return the text of a page with the table of the newest results."""
+    """Return the text of a page with its table replaced by the newest results."""
     before, rest = text.split(START)
     return f"{before}{START}{speeds(chosen)}{END}{rest.split(END)[1]}"
 

@@ -1,4 +1,4 @@
-"""Which process does which run: a folder per claimed run, made by `mkdir`, so that machines share a queue by files."""
+"""Claims of runs by processes: each claim is a folder made by `mkdir`, so machines can share a queue through files."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from typing import Any, Self
 import filelock
 
 BEAT = 20.0  # seconds between signs of life
-DEAD = 300.0  # seconds without one after which a claim is free again
+DEAD = 300.0  # seconds without a sign of life after which a claim is free again
 
 
 def this_machine() -> str:
-    """Return what process numbers are unique within: the machine since its start, and a container in it."""
+    """Return an identifier of the scope of process numbers: the machine since its start, and a container in it."""
     boot, container = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     parts = [socket.gethostname()]
     if boot.is_file() and container.is_symlink():
@@ -25,7 +25,7 @@ def this_machine() -> str:
 
 
 class Claims:
-    """The claims of this process; use it in a `with` statement, which gives them back at its end.
+    """The claims of this process, to be used in a `with` statement, which releases them at its end.
 
     Args:
         folder: shared by all processes of the queue.
@@ -47,18 +47,18 @@ class Claims:
             self.give_back(key)
 
     def take(self, key: str) -> bool:
-        """Claim a run; return whether it is ours now. One claimed by a process that no longer lives is free."""
+        """Try to claim a run, and return whether it worked; a claim of a dead process does not count."""
         if self._make(key):
             return True
         if not self._is_dead(key):
             return False
-        with filelock.FileLock(self.folder / ".lock"):  # only one process looks at a dead claim at a time
+        with filelock.FileLock(self.folder / ".lock"):  # only one process at a time checks for dead claims
             if self._is_dead(key):
                 shutil.rmtree(self.folder / key, ignore_errors=True)
             return self._make(key)
 
     def note(self, key: str, process: int) -> None:
-        """Note the process that does a claimed run: it may outlive this one, and the run is not free before its end."""
+        """Record the process that does a claimed run: it may outlive this process, and holds the claim to its end."""
         owner = {**self.owner, "processes": [*self.owner["processes"], process]}
         (self.folder / key / "owner.json").write_text(json.dumps(owner), encoding="utf-8")
 
@@ -68,7 +68,7 @@ class Claims:
         shutil.rmtree(self.folder / key, ignore_errors=True)
 
     def beat(self) -> None:
-        """Show that this process lives; to be called every BEAT seconds."""
+        """Give a sign of life; call this every BEAT seconds."""
         for key in [*self.own]:
             if (self.folder / key).is_dir():
                 os.utime(self.folder / key)
@@ -85,7 +85,7 @@ class Claims:
     def _is_dead(self, key: str) -> bool:
         try:
             seen = (self.folder / key).stat().st_mtime
-        except FileNotFoundError:  # given back in the meantime
+        except FileNotFoundError:  # released in the meantime
             return False
         owner = self._owner(key)
         if owner.get("machine") == self.owner["machine"] and Path("/proc").is_dir():
@@ -99,7 +99,7 @@ class Claims:
             return {}
 
     def _now(self) -> float:
-        """Return the time of the disk, which may be another machine's."""
+        """Return the time according to the disk, which may belong to another machine."""
         probe = self.folder / f".now-{os.getpid()}-{time.monotonic_ns()}"
         probe.touch()
         now = probe.stat().st_mtime

@@ -1,4 +1,4 @@
-"""The floating-point operations of models and of finished runs, counted on the meta device."""
+"""Count the floating-point operations of models and finished runs on the meta device."""
 
 import functools
 import json
@@ -13,15 +13,15 @@ from plain_vit.training import fast_steps
 from studies import layer_positions  # noqa: F401  (registers the Auto classes)
 from studies.study import Run, is_plain_vit
 
-BACKWARD = 2  # forward passes that a backward pass costs
+BACKWARD = 2  # cost of a backward pass, in forward passes
 
 
 def training_operations(run: Run, results: Mapping[str, Any]) -> float:
-    """Return the floating-point operations of a finished run and of its earlier stages, without those of evaluations.
+    """Return the floating-point operations of a finished run and its earlier stages, excluding evaluations.
 
     Args:
         run: the run.
-        results: the lines of all runs, by key.
+        results: result lines of all runs, by key.
     """
     stages = [*run.stages()]
     assert stages[0].model is not None
@@ -31,10 +31,10 @@ def training_operations(run: Run, results: Mapping[str, Any]) -> float:
 
 
 def operations(fields: Mapping[str, Any]) -> float:
-    """Return the floating-point operations of a forward pass of one image; a multiplication and an addition are two.
+    """Return the floating-point operations of a forward pass of one image; a multiply-add counts as two.
 
     Args:
-        fields: of the config, with its `type`, as in a study.
+        fields: fields of the config, including its `type`, as in a study.
     """
     return _operations(json.dumps(fields, sort_keys=True))
 
@@ -49,7 +49,7 @@ def _operations(text: str) -> float:
     with torch.device("meta"):
         model = AutoModelForImageClassification.from_config(
             AutoConfig.for_model(kind, **fields), attn_implementation="eager"
-        ).requires_grad_(False)  # the counter's hooks need a graph wherever something asks for gradients
+        ).requires_grad_(False)  # the counter's hooks need an autograd graph if a parameter requires gradients
         pixels = torch.zeros(1, 3, size, size)
     with FlopCounterMode(display=False) as counter, fast_steps(model):
         model(pixel_values=pixels)

@@ -1,9 +1,9 @@
 """Draw the pictures of the studies, and write their tables into docs/notes/studies.md, from the results in results/.
 
-    python -m studies.draw                  # all that have results
+    python -m studies.draw                  # all studies that have results
     python -m studies.draw positions
 
-Nothing here is run; a number of the page that is not in the results would be changed back by this command.
+This command runs no training. It overwrites numbers on the page that differ from the results.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from studies.results import Row, count_runs, planned_runs, read_results, results
 from studies.study import COMPUTE, HERE, ROOT, Study, open_study, study_names
 
 TERA = 1e12
-# Markers and line styles of contenders of one colour.
+# Markers and line styles that distinguish contenders of the same colour.
 LOOKS: tuple[tuple[str, Any], ...] = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."))
 PAGE, PICTURES = ROOT / "docs" / "notes" / "studies.md", ROOT / "docs" / "pictures"
 HEAD = "| | learning rate | test accuracy | 95% interval | lowest to highest | core seconds | parameters | flat |"
@@ -63,7 +63,7 @@ def with_block(text: str, name: str, block: str) -> str:
 
 
 def section(study: Study, results: Mapping[str, Any]) -> str:
-    """Return what the page says of a study before what came of it: question, paper, prediction, table, picture."""
+    """Return the generated part of a study's section: question, paper, prediction, table, picture."""
     fields = study.description
     paper = fields["paper"]
     parts = [
@@ -86,17 +86,17 @@ def section(study: Study, results: Mapping[str, Any]) -> str:
 
 
 def has_accuracies(study: Study, results: Mapping[str, Any]) -> bool:
-    """Return whether the table of a study would have a number."""
+    """Return whether a study has at least one accuracy for its table."""
     return any(row.mean is not None for row in rows_of(study, results))
 
 
 def picture_of(name: str) -> str:
-    """Return the path of a study's picture, from the page."""
+    """Return the path of a study's picture, relative to the page."""
     return f"../pictures/study_{name}.png"
 
 
 def table(study: Study, results: Mapping[str, Any]) -> str:
-    """Return the table of a study in Markdown, with a line for each contender and what is not done."""
+    """Return the table of a study in Markdown, with a row per contender and a note on missing runs."""
     paper = study.description["paper"].get("numbers") or {}
     by_compute = study.description.get("x") == COMPUTE
     more = [*["TFLOP"] * by_compute, *["paper"] * bool(paper)]
@@ -134,8 +134,8 @@ def _cells(row: Row) -> list[str]:
 def draw(study: Study, results: Mapping[str, Any]) -> Figure:
     """Draw the test accuracies of the contenders, and beside them the choice of their learning rates.
 
-    Where contenders have `x` and `series`, the accuracies are lines over x; where the study's `x` is compute, they are
-    lines over the operations and over the seconds of their training.
+    If contenders have `x` and `series`, the accuracies are lines over x. If the study's `x` is compute, they are lines
+    over the operations and over the seconds of training.
     """
     rows = rows_of(study, results)
     fields: dict[str, Any] = {name: contender or {} for name, contender in study.description["contenders"].items()}
@@ -180,32 +180,32 @@ def draw(study: Study, results: Mapping[str, Any]) -> Figure:
 
 
 def images_axis(study: Study) -> str:
-    """Return what the `x` of contenders counts: the images of the first training, where there are two."""
+    """Return the label of the `x` of contenders: training images, or pre-training images if there are two stages."""
     after = any("after" in (contender or {}) for contender in study.description["contenders"].values())
     return "images of pre-training" if after else "training images"
 
 
 def add_grid(axis: Axes) -> None:
-    """Draw a grid behind what an axis shows, and two of its four borders."""
+    """Draw a grid behind the data of an axis, and hide two of its four borders."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(color="#dddddd", linewidth=0.6)
     axis.set_axisbelow(True)
 
 
 def _log_scale(axis: Axes, values: Collection[float]) -> None:
-    """Make the x axis logarithmic, with these ticks; matplotlib's own are written as mathematics."""
+    """Make the x axis logarithmic, with ticks at these values; matplotlib's own ticks are math text."""
     axis.set_xscale("log")
     axis.set_xticks([*sorted(values)], [f"{value:,g}" for value in sorted(values)])
     axis.set_xticks([], minor=True)
 
 
 def turn_of(contender: str, colors: Mapping[str, str]) -> int:
-    """Return how many contenders before this one have its colour."""
+    """Return how many earlier contenders have the same colour."""
     return [name for name, color in colors.items() if color == colors[contender]].index(contender)
 
 
 def _draw_rows(axis: Axes, rows: Sequence[Row]) -> dict[str, str]:
-    """Draw each contender in a row of its own; return the colours."""
+    """Draw each contender in a row of its own, and return the colours."""
     colors = {row.contender: LINES[place % len(LINES)] for place, row in enumerate(rows)}
     for place, row in enumerate(rows):
         color = colors[row.contender]
@@ -225,7 +225,7 @@ def _draw_rows(axis: Axes, rows: Sequence[Row]) -> dict[str, str]:
 def draw_lines(
     axis: Axes, label: str, places: Mapping[str, float], series: Mapping[str, str], rows: Sequence[Row]
 ) -> dict[str, str]:
-    """Draw the mean of each series over the places of its contenders, with the runs; return the colours."""
+    """Draw the mean of each series over the x of its contenders, with the single runs, and return the colours."""
     names = [*dict.fromkeys(series.values())]
     colors = {name: LINES[place % len(LINES)] for place, name in enumerate(names)}
     for name in names:
@@ -246,7 +246,7 @@ def draw_lines(
 
 
 def _ticks(values: Collection[float]) -> set[float]:
-    """Return the values, or of many the round numbers among them."""
+    """Return the values, or only the round numbers if there are many values."""
     if len({*values}) <= 4:
         return {*values}
     powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)

@@ -1,6 +1,6 @@
 """Few-shot accuracy of the pre-trained models of a study: ridge regression on their frozen features [Figure 4].
 
-    python -m studies.few_shot data       # of the models before fine-tuning, which have to be in runs/
+    python -m studies.few_shot data       # for the models before fine-tuning, which must be in runs/
 
 The accuracies are appended to results/few_shot-STUDY.jsonl, a line per model, and the picture is drawn from that file.
 """
@@ -21,11 +21,11 @@ from studies.study import REPORT, ROOT, Run, Study
 from studies.work import Queue, environment
 
 SHOTS = 5  # labels per class, as in the paper
-DRAWS = 5  # of these labels
+DRAWS = 5  # random draws of these labels
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Probe the models that have no line yet, draw the picture, and return the exit code."""
+    """Probe the models that have no result yet, draw the picture, and return the exit code."""
     queue = queue_of_models(words, __doc__)
     study, file = queue.study, queue.results / f"few_shot-{queue.study.name}.jsonl"
     if without := [name for name, of in study.description["contenders"].items() if "x" not in (of or {})]:
@@ -48,14 +48,14 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def pretrained(study: Study, results: Mapping[str, Any]) -> list[Run]:
-    """Return the reported runs that start from an earlier stage, of the contenders whose learning rate is chosen."""
+    """Return the reported runs that start from an earlier stage, for contenders whose learning rate is chosen."""
     chosen = {contender: chosen_rate(study, contender, results) for contender in study.contenders}
     runs = [study.run(name, REPORT, rate, seed) for name, rate in chosen.items() if rate for seed in study.seeds]
     return [run for run in runs if run.after is not None]
 
 
 def probe(run: Run, queue: Queue) -> dict[str, Any]:
-    """Return the line of the model that a run starts from: the accuracies of several draws of labels."""
+    """Return the result line of the model that a run starts from: the accuracies of several draws of labels."""
     assert run.after is not None
     folder = queue.runs / "few_shot" / run.after.key
     draws = ["--shots", str(SHOTS), "--seeds", *map(str, range(DRAWS))]
@@ -69,7 +69,7 @@ def probe(run: Run, queue: Queue) -> dict[str, Any]:
 
 
 def draw(study: Study, lines: Mapping[str, Any]) -> Figure:
-    """Draw the mean of each series over its training images, with a point for each model, the mean of its draws."""
+    """Draw the mean of each series over its training images, with a point for each model's mean over draws."""
     contenders = study.description["contenders"]
     rows = []
     for name in contenders:

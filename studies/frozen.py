@@ -1,9 +1,9 @@
-"""Fashion-MNIST from the features of a frozen model: few labels, a linear probe, nearest neighbours.
+"""Classify Fashion-MNIST with the features of a frozen model: few labels, a linear probe, nearest neighbours.
 
     python -m studies.frozen "DINOv2-small" facebook/dinov2-small --image_size 112    # a Hub id, a folder or a file
 
-Whole images are resized, without a crop. The results are appended to results/frozen.jsonl, a line per model, from which
-`python -m studies.draw` draws the table of docs/notes/studies.md. Seeds choose the few labels; the features have none.
+Images are resized without a crop. The results are appended to results/frozen.jsonl, a line per model, from which
+`python -m studies.draw` writes the table of docs/notes/studies.md. Only the choice of the few labels depends on seeds.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def probe(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Extract the features of a dataset once, evaluate them in three ways, and return the line of the results."""
+    """Extract the features of a dataset once, evaluate them in three ways, and return the result line."""
     folder = arguments.runs / "frozen" / slug(arguments.name)
     size, parameters = write_classifier(arguments.model, arguments.image_size, folder / "model")
     modes = (
@@ -77,14 +77,14 @@ def probe(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_probe(model: Path, dataset: str, folder: Path, options: Sequence[str], **variables: str) -> dict[str, Any]:
-    """Run the script that probes frozen features, and return its results, with those of earlier runs in the folder.
+    """Run the script that probes frozen features, and return its results and those of earlier runs in the folder.
 
     Args:
         model: folder of the model.
-        dataset: as for the script.
-        folder: of the features and results; those of the same model and dataset are used again.
-        options: further ones.
-        **variables: of the environment.
+        dataset: dataset, as for the script.
+        folder: folder of the features and results; features of the same model and dataset are reused.
+        options: further options of the script.
+        **variables: environment variables.
     """
     words = [SCRIPT, "--model", str(model), "--dataset", dataset, "--output_dir", str(folder), *options]
     print(shlex.join(["python", *words]), flush=True)
@@ -94,12 +94,12 @@ def run_probe(model: Path, dataset: str, folder: Path, options: Sequence[str], *
 
 
 def write_classifier(source: str, image_size: int | None, folder: Path) -> tuple[int, int]:
-    """Write a model as a plain ViT with an image processor that resizes whole images; return its size and parameters.
+    """Write a model as a plain ViT whose image processor does not crop, and return its image size and parameters.
 
     Args:
-        source: what `from_checkpoint` opens.
-        image_size: in pixels, or None for the model's own.
-        folder: of the model, created or replaced.
+        source: a source that `from_checkpoint` opens.
+        image_size: image size in pixels, or None for the model's own.
+        folder: folder of the model, created or replaced.
 
     Raises:
         ValueError: The source has no image processor.

@@ -1,6 +1,6 @@
 """Look inside the trained plain ViTs of a study: attention distance by layer and head, filters, positions [Figure 7].
 
-    python -m studies.inside positions       # of the models with the first seed, which have to be in runs/
+    python -m studies.inside positions       # for the models with the first seed, which must be in runs/
 
 The arrays are appended to results/inside-STUDY.jsonl, one line per model, and the picture is drawn from that file.
 """
@@ -33,12 +33,12 @@ from studies.run import queue_of_models
 from studies.study import REPORT, ROOT, Run
 from studies.work import Queue
 
-IMAGES = 128  # that the attention distance is averaged over, as in the paper
+IMAGES = 128  # images that the attention distance is averaged over, as in the paper
 FILTERS = 8
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Look at the models that have no line yet, draw the picture, and return the exit code."""
+    """Analyse the models that have no result yet, draw the picture, and return the exit code."""
     queue = queue_of_models(words, __doc__)
     study, file = queue.study, queue.results / f"inside-{queue.study.name}.jsonl"
     for run in reported(queue):
@@ -69,14 +69,14 @@ def reported(queue: Queue) -> list[Run]:
 
 
 def look(folder: Path, run: Run) -> dict[str, Any]:
-    """Return what is inside a trained model, rounded.
+    """Return attention distances, patch filters and positions of a trained model, rounded.
 
     Args:
-        folder: of its run.
-        run: the run, whose test images are looked at.
+        folder: folder of the run.
+        run: the run, on whose test images the model is analysed.
 
     Returns:
-        `distances`: mean attention distance of each head of each layer, in pixels; `uniform`: that of uniform
+        `distances`: mean attention distance of each head of each layer, in pixels; `uniform`: the distance for uniform
         attention; `filters`: the first principal components of the patch filters, grey; `positions`: cosine similarity
         of the position of the central patch with all others, or the mean of the relative biases around it, or None.
     """
@@ -97,7 +97,7 @@ def _positions(model: Any) -> list[list[float]] | None:
     height, width = model.config.grid_size
     try:
         if model.config.relative_position_bias != "none":
-            biases = relative_position_biases(model).mean(axis=(0, 1))  # around the patch in the middle
+            biases = relative_position_biases(model).mean(axis=(0, 1))  # around the central patch
             top, left = (height - 1) // 2, (width - 1) // 2
             return np.round(biases[height - 1 - top :, width - 1 - left :][:height, :width], 3).tolist()
         return np.round(position_similarity(model).patches[height // 2, width // 2], 3).tolist()

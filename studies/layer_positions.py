@@ -1,4 +1,4 @@
-"""A ViT that adds positions before every layer, not only before the first: for the study of positions [Table 8]."""
+"""A ViT that adds positions before every layer and not only before the first, for the study of positions [Table 8]."""
 
 from functools import partial
 from typing import Any, Literal
@@ -21,7 +21,7 @@ class LayerPositionsConfig(PlainViTConfig):
     """Config of a ViT with learned positions in every layer.
 
     Args:
-        layer_positions: "own" tables for each layer, or the "shared" one of the embeddings.
+        layer_positions: "own" for a table per layer, or "shared" for the table of the embeddings.
     """
 
     model_type = "plain_vit_layer_positions"
@@ -30,7 +30,7 @@ class LayerPositionsConfig(PlainViTConfig):
 
 
 class LayerPositionsForImageClassification(PlainViTForImageClassification):
-    """A classifier that adds positions before each block; those before the first are the embeddings' own."""
+    """A classifier that adds positions before each block; before the first block, the embeddings add them."""
 
     config_class = LayerPositionsConfig
 
@@ -50,7 +50,7 @@ class LayerPositionsForImageClassification(PlainViTForImageClassification):
         return hidden_states + positions(self.config.grid_size, hidden_states), *others
 
 
-if __name__ == "studies.layer_positions":  # where it is not the code that is saved with a model
+if __name__ == "studies.layer_positions":  # not when loaded as code that was saved with a model
     AutoConfig.register(LayerPositionsConfig.model_type, LayerPositionsConfig)
     AutoModelForImageClassification.register(LayerPositionsConfig, LayerPositionsForImageClassification)
     AutoImageProcessor.register(

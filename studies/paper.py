@@ -1,4 +1,4 @@
-"""The commands of a study in the paper's size, with hours estimated from the floating-point operations."""
+"""Print the commands of a study in the paper's size, with hours estimated from the floating-point operations."""
 
 import shlex
 from pathlib import Path
@@ -12,7 +12,7 @@ from studies.results import runs_of
 from studies.study import CHOOSE, CHOOSING_SEED, REPORT, Run, Study
 from studies.work import Queue, command, model_of
 
-IMAGES = {  # for training, and classes
+IMAGES = {  # training images, and classes
     "imagenet-1k": (1_281_167, 1000), "food101": (75_750, 101), "pets": (3_680, 37), "flowers": (2_040, 102),
     "cifar10": (50_000, 10), "cifar100": (50_000, 100),
 }  # fmt: skip
@@ -21,10 +21,10 @@ RATE = 0.4 * 312e12  # operations per second of one GPU: 40% of an A100's in bfl
 
 
 def print_commands(study: Study, runs: Path) -> None:
-    """Print the commands of a study, the choices of learning rates first, and write the architectures.
+    """Print the commands of a study, beginning with the choice of learning rates, and write the architectures.
 
     Args:
-        study: in the size of the paper.
+        study: the study, in the paper's size.
         runs: folder of the runs.
     """
     transformers_logging.disable_progress_bar()
@@ -58,7 +58,7 @@ def training_images(run: Run) -> int:
 
 
 def hours_of(run: Run) -> float:
-    """Return the estimated hours of a run, with its earlier stages."""
+    """Return the estimated hours of a run including its earlier stages."""
     return sum(map(hours_alone, run.stages()))
 
 

@@ -1,4 +1,4 @@
-"""Results as JSON lines: one line per finished run, appended under a lock, and what is computed from them."""
+"""Results as JSON lines, one per finished run, appended under a lock, and statistics of these results."""
 
 import functools
 import json
@@ -16,8 +16,8 @@ from scipy import stats  # type: ignore[import-untyped]
 from studies.compute import training_operations
 from studies.study import CHOOSE, CHOOSING_SEED, COMPUTE, FIRST, REPORT, Run, Study
 
-LAST = 0.2  # the last part of a curve, compared with the part before it
-FLAT = 0.003  # a rise of the accuracy that is still called flat
+LAST = 0.2  # share of a curve that is compared with the equally long part before it
+FLAT = 0.003  # largest rise of the accuracy that counts as flat
 
 
 def results_file(folder: Path, study: Study) -> Path:
@@ -26,13 +26,13 @@ def results_file(folder: Path, study: Study) -> Path:
 
 
 def append_result(file: Path, line: Mapping[str, Any]) -> None:
-    """Append a line, whole or not at all, also if several machines do so."""
+    """Append a line atomically, even if several machines do so."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(file.with_name(f".{file.name}.lock")), file.open("ab+") as stream:
         stream.seek(0, os.SEEK_END)
         if stream.tell():
             stream.seek(-1, os.SEEK_END)
-            if stream.read(1) != b"\n":  # a writer was killed: its line stays damaged, this one does not become so
+            if stream.read(1) != b"\n":  # a writer was killed: start a new line, so that only its line is damaged
                 stream.write(b"\n")
         stream.write(json.dumps(line).encode() + b"\n")
         stream.flush()
@@ -40,9 +40,9 @@ def append_result(file: Path, line: Mapping[str, Any]) -> None:
 
 
 def read_results(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the lines of a file by the keys of their runs; of several for one run the last one counts.
+    """Return the lines of a file by the key of their run; the last line of a run wins.
 
-    A line that is no JSON, as a killed writer leaves it, is a run that has no result.
+    A line that is not JSON, as a killed writer leaves behind, is ignored: its run has no result.
     """
     found = {}
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
@@ -55,14 +55,14 @@ def read_results(file: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-_say_once = functools.cache(print)  # a queue reads its results every few seconds
+_say_once = functools.cache(print)  # because a queue reads its results every few seconds
 
 
 def is_flat(curve: Sequence[float]) -> bool:
-    """Return whether a validation curve no longer rises at its end.
+    """Return whether a validation curve has stopped rising at its end.
 
     Args:
-        curve: accuracies from 0 to 1, one for each evaluation.
+        curve: accuracies from 0 to 1, one per evaluation.
     """
     count = max(2, round(LAST * len(curve)))
     if len(curve) < 2 * count:
@@ -71,7 +71,7 @@ def is_flat(curve: Sequence[float]) -> bool:
 
 
 def chosen_rate(study: Study, contender: str, results: Mapping[str, Any]) -> float | None:
-    """Return the learning rate with the best accuracy on the validation split, or None while some are missing."""
+    """Return the learning rate with the best validation accuracy, or None while results are missing."""
     rates = study.learning_rates(contender)
     if len(rates) == 1:
         return rates[0]
@@ -82,9 +82,9 @@ def chosen_rate(study: Study, contender: str, results: Mapping[str, Any]) -> flo
 
 
 def planned_runs(study: Study, results: Mapping[str, Any]) -> list[Run]:
-    """Return the runs known so far, in the order in which to do them: all choices, then seed by seed.
+    """Return the runs known so far in the order of execution: all choices of learning rates, then seed by seed.
 
-    Reported runs are known as soon as their learning rate is chosen; stages that several runs share occur once.
+    Reported runs are known once their learning rate is chosen. Stages shared by several runs occur once.
     """
     runs = [
         study.run(contender, CHOOSE, rate, CHOOSING_SEED)
@@ -103,9 +103,9 @@ def planned_runs(study: Study, results: Mapping[str, Any]) -> list[Run]:
 
 
 def runs_of(study: Study, results: Mapping[str, Any] = MappingProxyType({})) -> list[Run]:
-    """Return the runs of a whole study; contenders that are the same in this size share theirs.
+    """Return the runs of a whole study; contenders that are identical in this size share their runs.
 
-    A learning rate that is not chosen yet is negative, and the same for those that choose among the same ones.
+    A learning rate that is not chosen yet is a negative placeholder, equal for contenders with the same candidates.
     """
     rates = {contender: study.learning_rates(contender) for contender in study.contenders}
     runs = [
@@ -123,20 +123,20 @@ def runs_of(study: Study, results: Mapping[str, Any] = MappingProxyType({})) -> 
 
 
 def count_runs(study: Study, results: Mapping[str, Any] = MappingProxyType({})) -> int:
-    """Return the number of runs of a whole study; it shrinks where contenders that are the same choose one rate."""
+    """Return the number of runs of a whole study; it shrinks if identical contenders choose the same rate."""
     return len(runs_of(study, results))
 
 
 def seconds_left(study: Study, results: Mapping[str, Any]) -> float:
-    """Return the estimated seconds of all runs without a result, one after the other.
+    """Return the estimated seconds of all runs without a result, done one after the other.
 
-    For each epoch or step, each takes the processor time (those done may have shared the processor, or been paused) of
-    those done before that are most like it: an earlier stage like earlier stages, then of the same contender, then in
-    the same role. There has to be one.
+    The time of a run per epoch or step is estimated from the most similar finished runs: earlier stages for an earlier
+    stage, then the same contender, then the same role. At least one run must be finished. Processor time is used, since
+    finished runs may have shared the processor or been paused.
     """
     planned = planned_runs(study, results)
     done = [(run, results[run.key]) for run in planned if run.key in results]
-    done = [pair for pair in done if not pair[1]["resumed"]] or done  # of a resumed one, the last part was timed
+    done = [pair for pair in done if not pair[1]["resumed"]] or done  # for a resumed run, only the last part was timed
     unknown = [
         run for run in runs_of(study) if run.role != REPORT or chosen_rate(study, run.contender, results) is None
     ]
@@ -164,16 +164,16 @@ class Row:
     """The results of a contender.
 
     Args:
-        contender: its name.
-        learning_rate: the chosen one, or None while it is not.
-        choices: accuracies on the validation split by learning rate, of those that are done.
-        accuracies: of the reported runs on the test split, in the order of the seeds.
-        seeds: number of reported runs that belong to the study.
-        seconds: processor time of each reported run that was neither interrupted nor on a GPU, earlier stages not
-            included; of a resumed run only the last part was timed.
+        contender: name of the contender.
+        learning_rate: the chosen learning rate, or None if it is not chosen yet.
+        choices: validation accuracies by learning rate, of finished runs.
+        accuracies: test accuracies of the reported runs, in the order of the seeds.
+        seeds: number of reported runs in the study.
+        seconds: processor time of each reported run that was neither interrupted nor on a GPU, without earlier stages;
+            for a resumed run only the last part was timed.
         flat: number of reported runs whose validation curve was flat at the end.
-        parameters: of the model, in all.
-        operations: floating-point operations of the training of a run, in a study that places its contenders by them.
+        parameters: number of parameters of the model.
+        operations: floating-point operations of training, in a study that places its contenders by compute.
     """
 
     contender: str
@@ -193,12 +193,12 @@ class Row:
 
     @property
     def core_seconds(self) -> float | None:
-        """Return the mean processor time of a run, or None where each was interrupted or on a GPU."""
+        """Return the mean processor time of a run, or None if every run was interrupted or on a GPU."""
         return statistics.mean(self.seconds) if self.seconds else None
 
     @property
     def interval(self) -> float | None:
-        """Return half of the 95% interval of the mean, by Student's t, or None of fewer than 2 runs."""
+        """Return half the width of the mean's 95% interval by Student's t, or None for fewer than 2 runs."""
         count = len(self.accuracies)
         if count < 2:
             return None
@@ -206,7 +206,7 @@ class Row:
 
     @property
     def at_the_edge(self) -> bool:
-        """Return whether a lower or higher learning rate might have been better still."""
+        """Return whether the best learning rate is the lowest or highest, so that others might be better still."""
         return len(self.choices) > 1 and self.learning_rate in (min(self.choices), max(self.choices))
 
 

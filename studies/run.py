@@ -1,12 +1,12 @@
 """Run a study, or show what it would run.
 
-    python -m studies.run                             # lists the studies and what is done of them
-    python -m studies.run positions                   # desk size: goes on with what is left
-    python -m studies.run positions --size smoke      # minutes: that everything works
+    python -m studies.run                             # lists the studies and their progress
+    python -m studies.run positions                   # desk size: does the runs that are left
+    python -m studies.run positions --size smoke      # minutes: checks that everything works
     python -m studies.run positions --size paper      # prints commands for GPUs, with hours; runs nothing
 
-A run that has a result is not run again. Stop it as you like, with Ctrl-C or `kill`: the same command goes on. Start
-the same command on other machines that share this folder, and they share the queue. README.md says more.
+A run that has a result is not repeated. You can stop at any time with Ctrl-C or `kill`: the same command continues.
+Start the same command on other machines that share this folder, and they share the queue. README.md says more.
 """
 
 import argparse
@@ -31,15 +31,15 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         code = run(parser().parse_args(words))
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader closed the pipe, as `| head` does
+    except BrokenPipeError:  # the reader closed the pipe, like `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what the command says, and return its exit code."""
-    os.chdir(ROOT)  # so that the printed commands are those of a user in the checkout
+    """Carry out the command, and return its exit code."""
+    os.chdir(ROOT)  # so that the printed commands work in the checkout
     if arguments.study is None:
         for name in study_names():
             print(status(open_study(name, arguments.size), arguments.results))
@@ -91,7 +91,7 @@ def options_of_machine(words: Sequence[str], study: Study) -> dict[str, str]:
     """Return the options of `--more` by name.
 
     Raises:
-        ValueError: One has no value, or is the study's.
+        ValueError: An option has no value, or is set by the study.
     """
     if wrong := [word for word in words if "=" not in word]:
         raise ValueError(f"--more has {wrong[0]!r}: expected NAME=VALUE, such as num_workers=4.")
@@ -103,11 +103,11 @@ def options_of_machine(words: Sequence[str], study: Study) -> dict[str, str]:
 
 
 def queue_of_models(words: Sequence[str] | None, description: str | None) -> Queue:
-    """Return the queue that knows the models of a study, for a command that looks at these.
+    """Parse the command line of a command that analyses the models of a study, and return the study's queue.
 
     Args:
-        words: of its command line; None for those of the process.
-        description: of the command.
+        words: words of the command line (default: the arguments of the process).
+        description: description of the command.
     """
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("study", choices=study_names())
@@ -119,7 +119,7 @@ def queue_of_models(words: Sequence[str] | None, description: str | None) -> Que
 
 
 def stopping(queue: Queue) -> signal.Handlers:
-    """Return a handler of signals that ends a queue."""
+    """Return a signal handler that stops a queue."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         print("stopping: runs in progress write a checkpoint")
@@ -129,7 +129,7 @@ def stopping(queue: Queue) -> signal.Handlers:
 
 
 def status(study: Study, results: Path) -> str:
-    """Return a line that says how much of a study is done."""
+    """Return a line about the progress of a study."""
     done = read_results(results_file(results, study))
     planned = planned_runs(study, done)
     count = sum(run.key in done for run in planned)

@@ -1,4 +1,4 @@
-"""A study as its YAML file describes it, and the training runs that it consists of."""
+"""A study, read from its YAML file, and its training runs."""
 
 import dataclasses
 import hashlib
@@ -17,12 +17,12 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 SIZES = ("smoke", "desk", "paper")
 SCRIPTS = {"finetune": "examples/finetune_image_classification.py", "masked": "examples/pretrain_masked_patches.py"}
-CHOOSING_SEED = 0  # of the runs that choose the learning rate; the reported runs have others
+CHOOSING_SEED = 0  # seed of the runs that choose the learning rate; reported runs have other seeds
 FIRST, CHOOSE, REPORT = "first", "choose", "report"  # roles: an earlier stage, a choice, a result
-COMPUTE = "compute"  # what contenders are placed by instead of an x of their own
+COMPUTE = "compute"  # value of a study's `x`: contenders are placed by their compute
 STUDY_FIELDS = {"title", "question", "paper", "prediction", "contenders", "seeds", "learning_rates", "model", "options",
                 "choosing", "sizes", "stages", "x"}  # fmt: skip
-# Options of a recipe that are fields of a plain ViT's config.
+# Options of a recipe that are also fields of a plain ViT's config.
 FIELDS_OF_VITS = ("dropout", "drop_path_rate", "initialization")
 LEVEL_FIELDS = {"model", "options", "choosing", "learning_rates", "seeds", "launch"}
 CONTENDER_FIELDS = {"model", "times", "options", "after", "checkpoint", "sizes", "x", "series", "learning_rates"}
@@ -31,20 +31,20 @@ STAGE_FIELDS = {"script", "options"}
 
 @dataclass(frozen=True)
 class Run:
-    """One training run, a command of a script.
+    """One training run: a command of a training script.
 
     Args:
         study: name of the study.
         size: smoke, desk or paper.
-        contender: for which contender it was made; other contenders may share an earlier stage.
+        contender: the contender it was made for; other contenders may share an earlier stage.
         role: FIRST, CHOOSE or REPORT.
-        seed: of the run.
-        learning_rate: the peak; of an earlier stage it is among the options.
+        seed: seed of the run.
+        learning_rate: peak learning rate; for an earlier stage it is among the options.
         script: one of SCRIPTS.
-        options: of the script, without model and folder.
-        model: fields of the config, with its `type`; None where it starts from the model of `after`.
-        after: the run whose model it starts from.
-        checkpoint: a file, folder or Hub id that it starts from.
+        options: options of the script, without model and folder.
+        model: fields of the config, including its `type`; None if the run starts from the model of `after`.
+        after: the run whose model this run starts from.
+        checkpoint: a file, folder or Hub id that the run starts from.
     """
 
     study: str
@@ -61,7 +61,7 @@ class Run:
 
     @cached_property
     def key(self) -> str:
-        """Return what identifies the run: a hash of all that its result depends on."""
+        """Return the identity of the run: a hash of everything its result depends on."""
         content = [self.script, self.options, self.model, self.learning_rate, self.seed]
         content.append(self.after.key if self.after else None)
         return digest([*content, self.checkpoint] if self.checkpoint else content)
@@ -72,14 +72,14 @@ class Run:
         return f"{self.contender}, {self.role}, learning rate {self.learning_rate:g}, seed {self.seed}"
 
     def stages(self) -> Iterator["Run"]:
-        """Yield the earlier runs that it needs, the first one first, and the run itself."""
+        """Yield the earlier runs that the run needs, in order, and the run itself."""
         if self.after is not None:
             yield from self.after.stages()
         yield self
 
 
 def is_plain_vit(model: Mapping[str, Any]) -> bool:
-    """Return whether the fields of a config, with its `type`, are those of a plain ViT or of layer_positions.py."""
+    """Return whether a config's fields, including `type`, describe a plain ViT or the model in layer_positions.py."""
     return str(model.get("type", "plain_vit")).startswith("plain_vit")
 
 
@@ -93,9 +93,9 @@ class Study:
     """A study in one size.
 
     Args:
-        name: the name of its file.
+        name: name of its file.
         size: smoke, desk or paper.
-        description: the file, whose fields README.md explains.
+        description: content of the file, whose fields README.md explains.
         shared: the defaults of this size, from sizes.yaml.
     """
 
@@ -105,7 +105,7 @@ class Study:
     shared: Mapping[str, Any]
 
     def only(self, contenders: Sequence[str]) -> "Study":
-        """Return the study with some of its contenders; its runs and their results are the same.
+        """Return the study restricted to some of its contenders, with the same runs and results.
 
         Raises:
             ValueError: There is no such contender.
@@ -126,13 +126,13 @@ class Study:
         return self._level("seeds") or [1, 2, 3]
 
     def learning_rates(self, contender: str) -> Sequence[float]:
-        """Return the learning rates that a contender chooses among."""
+        """Return the candidate learning rates of a contender."""
         own = self.description["contenders"][contender] or {}
         rates = own.get("learning_rates") or self._level("learning_rates")
-        return [float(rate) for rate in rates[: 1 if self.size == "smoke" else None]]  # YAML reads 1e-3 as a word
+        return [float(rate) for rate in rates[: 1 if self.size == "smoke" else None]]  # YAML reads 1e-3 as a string
 
     def run(self, contender: str, role: str, learning_rate: float, seed: int) -> Run:
-        """Return the run of a contender, after those of its earlier stages."""
+        """Return a run of a contender, linked to the runs of its earlier stages."""
         own = self.description["contenders"][contender] or {}
         here = own.get("sizes", {}).get(self.size, {})
         shared = self._merged("model") if is_plain_vit(own.get("model", {})) else {}  # other classes have other fields
@@ -153,7 +153,7 @@ class Study:
         stage = self.description["stages"][name]
         here = stage.get("sizes", {}).get(self.size, {})
         script = stage.get("script", "finetune")
-        # The study's own options are those of the last stage.
+        # The study's own options apply to the last stage.
         shared = self.shared["options"] if script == "finetune" else {}
         options = {**shared, **stage.get("options", {}), **here.get("options", {})}
         rate = float(options.pop("learning_rate"))
@@ -172,12 +172,12 @@ class Study:
 
     @property
     def launch(self) -> str:
-        """Return what starts a script."""
+        """Return the command that launches a script."""
         return self._level("launch") or "python"
 
 
 def _given(options: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without those that a study takes back, by null, or that are fields of plain ViTs alone."""
+    """Return the options without those that a study unsets with null, or that are fields of plain ViTs only."""
     given = {name: value for name, value in options.items() if value is not None}
     if is_plain_vit(model):
         return given

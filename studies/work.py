@@ -1,4 +1,4 @@
-"""The queue of a study: commands of the training scripts, each in a process of its own, several at a time."""
+"""The queue of a study: runs commands of the training scripts, each in its own process, several at a time."""
 
 import json
 import math
@@ -39,7 +39,7 @@ from studies.results import (
 )
 from studies.study import FIRST, REPORT, ROOT, SCRIPTS, Run, Study, digest, is_plain_vit
 
-WAIT = 2.0  # seconds between two looks at runs that other processes have claimed
+WAIT = 2.0  # seconds between checks of runs that other processes have claimed
 RECORDED = ("Python", "plain-vit", "torch", "transformers", "datasets", "processor", "accelerator")
 
 
@@ -49,13 +49,13 @@ class Queue:
 
     Args:
         study: the study.
-        runs: folder of the runs, of the claims and of the architectures.
+        runs: folder of the runs, the claims and the architectures.
         results: folder of the results.
-        jobs: runs at a time.
-        threads: of each run.
+        jobs: number of runs at a time.
+        threads: number of threads of each run.
         most: stop after this many runs.
-        more: further options of every run by name, which change how it is computed and not what: workers, compilation.
-        say: prints a line.
+        more: further options of every run by name, which do not change its result, such as workers or compilation.
+        say: function that prints a line.
     """
 
     study: Study
@@ -76,7 +76,7 @@ class Queue:
         return results_file(self.results, self.study)
 
     def work(self) -> bool:
-        """Do what is left, and return whether everything of the study is done now."""
+        """Do the remaining runs, and return whether the whole study is done."""
         with Claims(self.runs / "claims") as claims, ThreadPoolExecutor(self.jobs) as pool:
             self.claims = claims
             ended = threading.Event()
@@ -99,7 +99,7 @@ class Queue:
                 places = min(places, self.most - begun)
             for run in waiting:
                 if places and run.key not in claims.own and self.is_ready(run) and claims.take(run.key):
-                    if run.key in read_results(self.file) and self.is_kept(run):  # done by another process just now
+                    if run.key in read_results(self.file) and self.is_kept(run):  # another process has just done it
                         claims.give_back(run.key)
                         continue
                     active[pool.submit(self._do, run)] = run
@@ -119,30 +119,30 @@ class Queue:
         wait(active)
 
     def waiting(self) -> list[Run]:
-        """Return the runs without a result, and those whose model is missing for a run that starts from it."""
+        """Return the runs without a result, and runs whose model is missing but needed by a later run."""
         done = read_results(self.file)
         planned = planned_runs(self.study, done)
         needed = {stage.key for run in planned if run.key not in done for stage in run.stages()}
         return [run for run in planned if run.key not in done or (run.key in needed and not self.is_kept(run))]
 
     def is_ready(self, run: Run) -> bool:
-        """Return whether the model that a run starts from is there, and complete."""
+        """Return whether the model that a run starts from exists and is complete."""
         return run.after is None or (run.after.key in read_results(self.file) and self.is_kept(run.after))
 
     def is_kept(self, run: Run) -> bool:
-        """Return whether the model of a run is there."""
+        """Return whether the model of a run exists."""
         return (self.folder(run) / "config.json").is_file()
 
     def folder(self, run: Run) -> Path:
-        """Return the folder of a run; an earlier stage, which contenders and studies share, has no name of theirs."""
+        """Return the folder of a run; earlier stages are shared, so their names contain no contender or study."""
         if run.role == FIRST:
             return self.runs / f"stages-{run.size}" / run.key
         return self.runs / f"{run.study}-{run.size}" / f"{slug(run.contender)}-{run.role}-{run.key}"
 
     def known_elsewhere(self, run: Run) -> dict[str, Any] | None:
-        """Return the result of another study that has the same run, if what is needed of it is there.
+        """Return the result of the same run in another study, if everything needed of it exists.
 
-        Of an earlier stage that is its model; of a choice, the result alone. A reported run may be looked at later.
+        An earlier stage needs its model, a choice only the result. The model of a reported run may be analysed later.
         """
         if run.role == REPORT or (run.role == FIRST and not self.is_kept(run)):
             return None
@@ -152,7 +152,7 @@ class Queue:
         return None
 
     def stop(self) -> None:
-        """End the runs in progress, which write a checkpoint, and begin no others."""
+        """Stop the runs in progress, which write a checkpoint, and start no others."""
         self.stopped = True
         for process in [*self.processes]:
             process.send_signal(signal.SIGTERM)
@@ -223,18 +223,18 @@ def _beat(claims: Claims, ended: threading.Event) -> None:
 
 
 def slug(name: str) -> str:
-    """Return a name as part of a file name."""
+    """Return a name in a form that is safe in file names."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def model_of(run: Run, queue: Queue) -> Path | str:
-    """Return what a run starts from: its checkpoint, an earlier run's model, or an architecture, which is written."""
+    """Return the starting point of a run: its checkpoint, an earlier run's model, or a newly written architecture."""
     if run.checkpoint is not None:
         return run.checkpoint
     if run.after is not None:
         return queue.folder(run.after)
     assert run.model is not None
-    # The masked script opens checkpoints alone, and code travels with weights; --from_scratch ignores them.
+    # The masked script opens only checkpoints, and custom code is saved with weights; --from_scratch ignores them.
     with_weights = run.script == "masked" or run.model.get("type") == LayerPositionsConfig.model_type
     folder = queue.runs / "models" / f"{slug(run.contender)}-{digest([run.model, with_weights])[:8]}"
     if not folder.exists():
@@ -243,19 +243,19 @@ def model_of(run: Run, queue: Queue) -> Path | str:
 
 
 def write_architecture(fields: dict[str, Any], folder: Path, *, with_weights: bool) -> None:
-    """Write the config of a model, and its image processor, as a folder of transformers.
+    """Write the config of a model and its image processor as a folder of transformers.
 
     Args:
-        fields: of the config; `type` is the name of its class in transformers (default: plain_vit), and `image_size`
-            that of its image processor too.
-        folder: to create; another process may do so at the same time.
-        with_weights: write new weights too.
+        fields: fields of the config; `type` is its model type in transformers (default: plain_vit), and `image_size`
+            applies to its image processor too.
+        folder: folder to create; another process may do so at the same time.
+        with_weights: whether to write new weights too.
     """
     ours = is_plain_vit(fields)
     kind = fields.pop("type", "plain_vit")
     size = fields["image_size"]
     if not ours:
-        fields.pop("image_size")  # a convolutional network has none
+        fields.pop("image_size")  # convolutional networks have no such field
     config = AutoConfig.for_model(kind, **fields)
     processor = (PlainViTImageProcessor if ours else ViTImageProcessor)(size={"height": size, "width": size})
     staging = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
@@ -266,14 +266,14 @@ def write_architecture(fields: dict[str, Any], folder: Path, *, with_weights: bo
         staging.rename(folder)
     except OSError:
         shutil.rmtree(staging)
-        if not folder.is_dir():  # else another process was faster, with the same
+        if not folder.is_dir():  # otherwise another process has written the same
             raise
 
 
 def command(
     run: Run, launch: str, model: Path | str, folder: Path, more: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
-    """Return the words of the command of a run; `more` as in `Queue`."""
+    """Return the command of a run as a list of words; `more` is as in `Queue`."""
     words = [*shlex.split(launch), SCRIPTS[run.script], "--model", str(model)]
     words += ["--from_scratch"] if run.after is None and run.checkpoint is None else []
     options = {**run.options, "learning_rate": f"{run.learning_rate:g}", "seed": run.seed, "output_dir": folder, **more}
@@ -284,7 +284,7 @@ def command(
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """Return what a finished run says of itself: results, validation curve, number of parameters."""
+    """Return the outcome of a finished run: results, validation curve, number of parameters."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     curve = [line["validation_accuracy"] for line in lines if "validation_accuracy" in line]
@@ -294,6 +294,6 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Return versions and hardware."""
+    """Return the versions of packages and the hardware."""
     known = describe_environment()
     return {name: known[name] for name in RECORDED}

@@ -1,4 +1,4 @@
-"""The tests, in rooms; see README.md."""
+"""The tests, in the same rooms as the package; see README.md."""
 
 from pathlib import Path
 

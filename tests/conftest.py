@@ -1,4 +1,4 @@
-"""Fixtures of all tests: an offline, deterministic process, and modules with randomised parameters."""
+"""Fixtures for all tests: an offline, deterministic process, and modules with randomised parameters."""
 
 import os
 import shutil
@@ -17,21 +17,21 @@ from torch import nn
 if TYPE_CHECKING:
     from tests.hub.endpoint import HubEndpoint
 
-# Both are read when huggingface_hub is first imported, which is later than this. The cache and the token of whoever
-# runs the tests are neither read nor written.
+# huggingface_hub reads both when it is first imported, which is later than this. The tests neither read nor write the
+# user's cache and token.
 os.environ["HF_HUB_OFFLINE"] = "1"
 _hf_home = tempfile.TemporaryDirectory(prefix="plain-vit-tests-", ignore_cleanup_errors=True)
 os.environ["HF_HOME"] = _hf_home.name
 
-# One thread here and in the processes that tests start: sums are in the same order, several pytest processes share the
-# cores, and a forked child does not wait for ever for the threads of its parent.
+# One thread here and in child processes: sums are taken in a fixed order, several pytest processes share the cores, and
+# a forked child does not wait forever for threads of its parent.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
-# A shell lets what it runs in the background ignore interrupts, and children would do so too.
+# Shells make background jobs ignore interrupts, and child processes would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples in every run, and no limit on their time: the first one may compile or import something.
+# The same examples in every run, without a deadline: the first example may compile or import something.
 hypothesis.settings.register_profile("plain_vit", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("plain_vit")
 
@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the cases that `@pytest.mark.slow(quick=[...])` names in the default tier."""
+    """Keep the cases listed in `@pytest.mark.slow(quick=[...])` in the default tier."""
     named = dict[str, tuple[set[str], set[str]]]()
     for item in items:
         marks = [mark for mark in item.iter_markers("slow") if "quick" in mark.kwargs]
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Name a tier that has grown past its time; the machine may be slow, so that nothing fails."""
+    """Report a tier that exceeds its time budget, without failing, because the machine may be slow."""
     expected, took = config.getoption("minutes"), (time.monotonic() - STARTED) / 60
     if expected is not None and took > expected:
         terminalreporter.write_line(
@@ -76,7 +76,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def _deterministic() -> None:
     """Seed torch; refuse nondeterministic operations and TF32.
 
-    In this mode torch fills new memory with NaN, so reading an uninitialised tensor cannot go unseen.
+    In this mode torch fills new memory with NaN, so reading an uninitialised tensor is noticed.
     """
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
@@ -85,10 +85,10 @@ def _deterministic() -> None:
 
 
 def randomize_(module: nn.Module, seed: int = 0) -> nn.Module:
-    """Give every parameter (and running statistic) of `module` random values of its own, and return it.
+    """Fill every parameter and running statistic of `module` with random values, and return the module.
 
-    Fresh norms are all ones and zeros, fresh biases and tokens often zeros: with them, swapped or dropped tensors pass
-    unseen. The scales keep activations near one: matrices by fan-in, gains around one, biases and tokens smaller.
+    New norms contain only ones and zeros, and new biases and tokens are often zero, which would hide swapped or dropped
+    tensors. The scales keep activations near one: matrices by fan-in, gains around one, biases and tokens smaller.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -119,7 +119,7 @@ def randomize_(module: nn.Module, seed: int = 0) -> nn.Module:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["HubEndpoint"]:
-    """Start a Hub on this machine and point the libraries of this process to it; see tests/hub/endpoint.py."""
+    """Start a local Hub and point the libraries of this process to it; see tests/hub/endpoint.py."""
     from tests.hub.endpoint import HubEndpoint
 
     endpoint = HubEndpoint(tmp_path / "hub")
@@ -130,7 +130,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["HubEndpoin
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a saved plain ViT of 4 x 3 patches for three classes, which no test writes into."""
+    """Return the read-only folder of a plain ViT with 4 x 3 patches and three classes."""
     from tests.training.runs import save_plain_vit
 
     return save_plain_vit(tmp_path_factory.mktemp("model"))
@@ -151,8 +151,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def fresh_accelerator() -> Iterator[None]:
-    """Let Accelerate, which keeps one precision per process, take another one."""
-    from accelerate.state import AcceleratorState  # `make test-space` is without it
+    """Reset Accelerate, which otherwise keeps one precision per process."""
+    from accelerate.state import AcceleratorState  # not installed for `make test-space`
 
     AcceleratorState._reset_state(reset_partial_state=True)
     yield

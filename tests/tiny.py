@@ -1,4 +1,4 @@
-"""Small models of every kind, and comparison of results."""
+"""Small models of every kind, and a comparison of results."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from tests.conftest import randomize_
 from tests.sizes import NIGHTLY
 
-# Every dimension differs from every other, the patches and the grid (3 x 4) are not square.
+# All dimensions differ, and neither the patches nor the grid (3 x 4) are square.
 SIZES: dict[str, Any] = {
     "hidden_size": 40,
     "num_hidden_layers": 3,
@@ -21,7 +21,7 @@ SIZES: dict[str, Any] = {
     "num_labels": 7,
 }
 
-# Every choice that the config offers, at least once.
+# Every choice of the config at least once.
 VARIATIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "deit": {"use_distillation_token": True},
@@ -111,7 +111,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 
 
 def in_turn(choices: Sequence[Any], quick: Collection[str]) -> list[Any]:
-    """Return cases of a choice and a variation: each variation with one of the choices, in turn, or with all at night.
+    """Combine variations with choices: each variation with one choice, in turn, or with all choices in the nightly run.
 
     Args:
         choices: Values of another parameter of a test.
@@ -133,7 +133,7 @@ def tiny_config(**fields: Any) -> PlainViTConfig:
 
 
 def build(name: str = "plain", kind: Any = PlainViTForImageClassification, **fields: Any) -> Any:
-    """Return a small model of a variation in evaluation mode, whose every parameter differs."""
+    """Return a small model of a variation in evaluation mode, with random parameters."""
     return randomize_(kind(tiny_config(**{**VARIATIONS[name], **fields}))).eval()
 
 
@@ -143,6 +143,6 @@ def pixels(batch: int = 2, height: int = 24, width: int = 56, channels: int = 3,
 
 
 def difference(ours: torch.Tensor, source: torch.Tensor) -> float:
-    """Return the largest difference as a share of the largest value of the source."""
+    """Return the largest difference, relative to the largest value of the source."""
     assert ours.shape == source.shape, f"{tuple(ours.shape)} is not {tuple(source.shape)}"
     return ((ours - source).abs().max() / source.abs().max()).item()

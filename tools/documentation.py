@@ -24,10 +24,10 @@ LEGEND = (
     "Sizes are (height, width)."
 )
 TRAINING = sorted((ROOT / "plain_vit" / "training").rglob("[!_]*.py"))
-# transformers generates the constructor of a config from its fields, so the source contains none.
+# transformers generates the constructor of a config from its fields; the source contains none.
 UNCHECKED = "\n    options:\n      docstring_options: {warn_unknown_params: false, warn_missing_types: false}"
 OPTIONS = {"plain_vit.PlainViTConfig": UNCHECKED}
-# API pages: the title, and the modules whose public names they list.
+# API pages: titles, and the modules whose public names they list.
 REFERENCE = {
     "api/models.md": ("Models", ["plain_vit"]),
     "api/inference.md": ("Inference", ["plain_vit.inference", "plain_vit.inference.adapters"]),
@@ -59,7 +59,7 @@ def public_names(module: str) -> list[str]:
 
 
 def reference_page(title: str, modules: list[str]) -> str:
-    """Return the API page of some modules, with the description and source of each name."""
+    """Return the API page of these modules, with the description and source of each public name."""
     names = [f"{module}.{name}" for module in modules for name in public_names(module)]
     return "\n\n".join([f"# {title}", LEGEND, *(f"::: {name}{OPTIONS.get(name, '')}" for name in names)])
 

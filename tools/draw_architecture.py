@@ -30,7 +30,7 @@ COLUMNS = {
 
 
 def modules() -> dict[str, Path]:
-    """Return the files of the package and of its command by the names of their modules."""
+    """Return the files of the package and its command by module name."""
     paths = [*sorted(PACKAGE.rglob("*.py")), ROOT / "plain_vit_command.py"]
     parts = {path: path.relative_to(ROOT).with_suffix("").parts for path in paths}
     return {".".join(names[:-1] if names[-1] == "__init__" else names): path for path, names in parts.items()}
@@ -51,14 +51,14 @@ def imports() -> Mapping[str, frozenset[str]]:
     """Return the modules that each module imports: at the top, inside a function, or by name with importlib.
 
     Raises:
-        ValueError: A module imports, by a name that only a run decides, what may be the package's own.
+        ValueError: A module uses importlib with a computed name, which might be a module of the package.
     """
     files = modules()
     return {module: frozenset(imported(module, path, files)) for module, path in files.items()}
 
 
 def imported(module: str, path: Path, files: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the modules, of these, that the file of a module imports."""
+    """Yield the modules among `files` that a module's file imports."""
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
@@ -84,10 +84,10 @@ def rooms(graph: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
 
 
 def heights(graph: Mapping[str, frozenset[str]]) -> dict[str, int]:
-    """Return the floor of each room or file: 0 if it imports none, else one more than the highest that it imports.
+    """Return the floor of each room or file: 0 if it imports nothing, otherwise one above the highest that it imports.
 
     Raises:
-        ValueError: Some import each other in a circle.
+        ValueError: There is a circular import.
     """
     found: dict[str, int] = {}
 

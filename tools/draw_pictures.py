@@ -1,6 +1,6 @@
 """Draw the pictures of look_inside.md, measurements.md and training.md in docs/.
 
-They show the shipped checkpoint, a DINOv2-small, the model that the demo fine-tunes, and a run of its own.
+They show the shipped checkpoint, a DINOv2-small, the model that the demo fine-tunes, and a training run made here.
 
 make demo && python -m tools.draw_pictures
 """
@@ -102,7 +102,7 @@ def draw_glyphs() -> None:
     even = float(patch_distances(layout.grid_size, layout.patch_size).mean())
     save("distance", plots.plot_attention_distance(distances, even=even))
     save("norms", plots.plot_token_norms(token_norms(model, inputs)[0], layout, pictures[0]))
-    # vit-pytorch reads the first rows of its table for a smaller image, and has none for a larger one.
+    # vit-pytorch reads the first rows of its table for smaller images, and cannot process larger ones.
     config = copy.deepcopy(model.config)
     config.position_resampling = "bicubic_antialias"
     stretched = PlainViTForImageClassification(config)
@@ -130,7 +130,7 @@ def draw_trained() -> None:
 
 
 def draw_dense() -> None:
-    """Draw the patch features of the trained DINOv2-small: as colours, similar to one, and matched."""
+    """Draw the patch features of the trained DINOv2-small: as colours, as similarity to one patch, and as matches."""
     model, inputs, pictures, names = trained_on_photographs("astronaut", "chelsea", "coffee")
     features = patch_features(model, inputs)
     save("dense_colours", plots.plot_patch_components(pictures, patch_components(features), titles=names))
@@ -143,7 +143,7 @@ def draw_dense() -> None:
 
 
 def trained_on_photographs(*more: str) -> tuple[Any, torch.Tensor, Any, list[str]]:
-    """Return the trained DINOv2-small, and photographs as its input, as pictures and by name; more of scikit-image."""
+    """Return the trained DINOv2-small, photographs as inputs and as pictures, and names; `more` from scikit-image."""
     from tests.sources.trained_dinov2 import photographs, save_as_transformers
 
     with tempfile.TemporaryDirectory() as folder:
@@ -156,7 +156,7 @@ def trained_on_photographs(*more: str) -> tuple[Any, torch.Tensor, Any, list[str
 
 
 def draw_digits(finetuned: Path) -> None:
-    """Draw how the fine-tuned model does on the held-out digits."""
+    """Draw the results of the fine-tuned model on held-out digits."""
     model = PlainViTForImageClassification.from_pretrained(finetuned)
     processor = PlainViTImageProcessor.from_pretrained(finetuned)
     test = load_digits()["test"]
@@ -173,7 +173,7 @@ def draw_digits(finetuned: Path) -> None:
 
 
 def draw_training() -> None:
-    """Fine-tune the shipped checkpoint on digits, with a look at it after each epoch; take the report's pictures."""
+    """Fine-tune the shipped checkpoint on digits, evaluate after each epoch, and copy the report's pictures."""
     with tempfile.TemporaryDirectory() as folder:
         words = {
             "model": CHECKPOINT, "dataset": "digits", "epochs": 5, "batch_size": 32, "picture_every": 1,

@@ -1,12 +1,12 @@
-"""Shows that a change of the code changes no result: what every source becomes, and what training runs end with.
+"""Show that a change of the code changes no result: neither the models converted from sources nor training runs.
 
     python -m tools.fingerprint sources before.json   # minutes, on one core
     python -m tools.fingerprint training before.json  # minutes, on two
     python -m tools.fingerprint compare before.json after.json --renamed old.module=new.module
 
-`sources` runs the tests that measure the sources for docs/what_opens.md, as a plugin of pytest that looks at every
-conversion they make. The seeds are fixed and one thread computes, so on one machine, with the same releases, equal code
-writes equal files. The old tree may be older than this file: copy it there.
+`sources` runs the tests that measure the sources for docs/what_opens.md, with a pytest plugin that records every
+conversion. Seeds are fixed and there is one thread, so on one machine with the same releases, equal code writes equal
+files. If the old tree does not contain this file, copy it there.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-LINES = "PLAIN_VIT_FINGERPRINT"  # names the file to which the processes of pytest add lines
+LINES = "PLAIN_VIT_FINGERPRINT"  # names the file to which the pytest processes append lines
 SWEEP = "tests.sources.sweep"
 TEMPORARY = re.compile(r"/[^\s'\"]*/pytest-of-[^/]+/pytest-\d+(/popen-gw\d+)?")
 CONVERSIONS = ("from_module", "to_module", "from_checkpoint", "convert_checkpoint")
@@ -35,7 +35,7 @@ TIMES = ("seconds", "images_per_second", "waiting_for_data")
 
 
 def described(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Return the dtype, the shape and a hash of the bits of each tensor, in their order."""
+    """Return the dtype, the shape and a hash of the bits of each tensor, in order."""
     return {
         name: f"{str(tensor.dtype).removeprefix('torch.')} {[*tensor.shape]} {_bits(tensor)}"
         for name, tensor in tensors.items()
@@ -53,7 +53,7 @@ def _bits(tensor: torch.Tensor) -> str:
 
 
 def pytest_configure() -> None:
-    """Look at what the public conversions return, before any test imports them."""
+    """Wrap the public conversions to record their results, before any test imports them."""
     from plain_vit import conversion  # not before conftest.py has set the environment
     from tests.sources import sweep
 
@@ -90,7 +90,7 @@ def _observed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def facts_of(result: Any) -> dict[str, Any]:
-    """Return what there is to know of a model of either side, or of a converted checkpoint."""
+    """Return the facts about a source model, a converted model or a converted checkpoint."""
     report: Any = getattr(result, "report", None)
     processor: Any = getattr(result, "image_processor", None)
     model = result if report is None else result.model
@@ -112,7 +112,7 @@ def facts_of(result: Any) -> dict[str, Any]:
 
 
 def _write(**line: Any) -> None:
-    """Add a line that names the running test; not for fixtures, which whichever test comes first calls."""
+    """Append a line with the name of the running test; skipped in fixtures, which run in whichever test is first."""
     test, _, phase = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")
     if phase == "(call)":
         text = TEMPORARY.sub("TEMPORARY", json.dumps({"test": test, **line}, default=str))
@@ -121,7 +121,7 @@ def _write(**line: Any) -> None:
 
 
 def sources() -> dict[str, Any]:
-    """Run the tests that record sources, and return by source what each of its tests found."""
+    """Run the tests that record sources, and return their findings by source and test."""
     files = [str(path) for path in ROOT.glob("tests/*/test_*.py") if f"from {SWEEP} import record" in path.read_text()]
     files = sorted(path for path in files if not path.endswith("test_what_opens.py"))  # it tests `record` itself
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +135,7 @@ def sources() -> dict[str, Any]:
 
 
 def by_source(lines: Path) -> dict[str, Any]:
-    """Return what the tests of each source found, by test, function and the number of its call."""
+    """Group recorded lines by source, test, function and number of the call."""
     found = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
     source_of = {line["test"]: line["source"] for line in found if "source" in line}
     result: dict[str, dict[str, Any]] = {}
@@ -158,7 +158,7 @@ MIXED = {"mixup": 0.8, "cutmix": 1.0, "horizontal_flip": 0.5, "dropout": 0.1, "d
 STREAM = {"streaming": True, "stream_images": 70, "stream_buffer": 20, "max_images": None, "mixup": 0.8}
 SHARDED = {"shard": True, "ema_decay": 0.9}
 PATCHES = {"report": None, "max_images": None, "from_scratch": True, "crop_scale": 0.7, "validation_fraction": 0.1}
-# The number of processes, and options; None leaves one out.
+# Number of processes, and options; None removes an option.
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "plain": (1, {}),
     "2 processes": (2, {}),
@@ -182,8 +182,8 @@ KILLED = ("average, selected weights", "2 processes, sharded, average", "stream"
 
 
 def training() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Make the runs, each whole and some also killed and resumed, and yield what is left of each."""
-    from tests.training.kill_matrix import Run  # sets the environment of tests
+    """Do the training runs, some also killed and resumed, and yield the facts about each."""
+    from tests.training.kill_matrix import Run  # sets the environment for tests
     from tests.training.runs import PYTHON, TORCHRUN, launch, save_plain_vit
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -206,7 +206,7 @@ def training() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def run_facts(folder: Path) -> dict[str, Any]:
-    """Return the log, the results without times, the weights, the config and the names of the files of a run."""
+    """Return a run's log, results without times, weights, config and file names."""
     from safetensors.torch import load_file
 
     log = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
@@ -225,7 +225,7 @@ def run_facts(folder: Path) -> dict[str, Any]:
 
 
 def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """Yield what differs of two fingerprints, with the way to it."""
+    """Yield the differences between two fingerprints, each with its path."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in [*one, *(name for name in other if name not in one)]:
             if name not in one or name not in other:
@@ -240,7 +240,7 @@ def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
 
 
 def compare(before: Path, after: Path, renamed: Sequence[str]) -> bool:
-    """Print what differs, by source or run, and return whether nothing does; `renamed` are texts, as old=new."""
+    """Print the differences by source or run, and return whether there are none; `renamed` has strings old=new."""
     text = before.read_text(encoding="utf-8")
     for pair in renamed:
         old, _, new = pair.partition("=")
@@ -267,7 +267,7 @@ def main() -> None:
     for name, facts in training() if given.command == "training" else ():
         found[name] = facts
         print(name, flush=True)
-        _save(found, given.out)  # one by one: a later run may fail
+        _save(found, given.out)  # save after each run: a later one may fail
     _save(found, given.out)
     print(f"{given.out}: {len(found)} {'sources' if given.command == 'sources' else 'runs'}")
 

@@ -1,12 +1,12 @@
-"""Generator of the architecture tables from the installed timm, torchvision and open_clip.
+"""Generate the architecture tables from the installed timm, torchvision and open_clip.
 
     python -m tools.generate_architectures          # make architectures
     python -m tools.generate_architectures --check  # writes nothing; the exit code is 1 where a table would change
 
-What they hold: timm's plain Vision Transformers and those of its `eva.py` as arguments of their constructors, the old
-names that it still maps, the published files whose names carry a hash; of its other models that are like them the names
-and the parts that theirs alone have; torchvision's builders and files; open_clip's configurations of
-image towers. Nothing is downloaded.
+The tables hold: the constructor arguments of timm's plain Vision Transformers and of the models in its `eva.py`, old
+names that timm still maps, and published files with a hash in their names; for similar models of timm, their names and
+the parts that only they have; torchvision's builders and files; open_clip's image tower configurations. Nothing is
+downloaded.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import torch
 
 SOURCES = Path(__file__).parent.parent / "plain_vit" / "conversion" / "sources"
 
-# Files of timm with models made of Vision Transformer blocks, or named after it.
+# Files of timm with models that consist of Vision Transformer blocks, or are named after it.
 FAMILIES = (
     *("beit", "cait", "coat", "convit", "crossvit", "csatv2", "davit", "deepseek_vit", "efficientformer"),
     *("efficientvit_mit", "efficientvit_msra", "eva", "gcvit", "gemma4_vit", "hiera", "hieradet_sam2", "levit"),
@@ -45,7 +45,7 @@ COLUMNS = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_rat
 
 
 def timm_architectures() -> dict[str, dict[str, Any]]:
-    """Return the arguments that each plain entrypoint passes to timm's builder, with the names of our table."""
+    """Return the arguments that each plain entrypoint passes to timm's builder, under the names of our table."""
     import timm
     from timm.models import deit
 
@@ -73,7 +73,7 @@ def timm_architectures() -> dict[str, dict[str, Any]]:
 
 
 def timm_any_size() -> list[str]:
-    """Return the plain entrypoints whose models take images of other sizes than their own."""
+    """Return the plain entrypoints whose models accept images of any size."""
     return sorted(name for name, (_, arguments) in _timm_calls().items() if arguments.get("dynamic_img_size"))
 
 
@@ -185,7 +185,7 @@ def other_entrypoints(files: Sequence[str] = FAMILIES) -> dict[str, list[str]]:
 
 
 def shapes_of(name: str) -> dict[str, torch.Tensor]:
-    """Return a model's tensors, without values."""
+    """Return a model's tensors on the meta device."""
     import timm
 
     with torch.device("meta"), warnings.catch_warnings():
@@ -193,24 +193,24 @@ def shapes_of(name: str) -> dict[str, torch.Tensor]:
         return dict(timm.create_model(name).state_dict())
 
 
-# Modules that users replace, add or multiply: a name in them shows no family.
+# Modules that users replace, add or repeat: names in them do not identify a family.
 REPLACED = re.compile(r"head|fc|norm|neck|classifier|stem|patch_embed\d*\.(?!backbone)|(encoder\.)?(aligner|merger)")
 
 
 class Parts(NamedTuple):
-    """The parts of a file's models that a Vision Transformer of timm has not: `marks`, and others beside them."""
+    """The parts of a file's models that timm's Vision Transformer lacks: `marks`, and other parts beside them."""
 
     marks: set[str]
     others: set[str]
 
 
 def families(entrypoints: Mapping[str, Sequence[str]]) -> dict[str, Parts]:
-    """Return the parts of each file's models.
+    """Return the distinguishing parts of each file's models.
 
-    A mark is a part of the layers that no model of another file has. A file without any is never named by its tensors.
+    A mark is a part of the layers that no model of another file has. Files without marks are not recognised by tensors.
 
     Args:
-        entrypoints: By file.
+        entrypoints: Entrypoints by file.
     """
     import timm
 
@@ -223,7 +223,7 @@ def families(entrypoints: Mapping[str, Sequence[str]]) -> dict[str, Parts]:
     for name in timm.list_models():
         names = {tensor for tensor in shapes_of(name) if not tensor.endswith("num_batches_tracked")}
         parts.setdefault(listed.get(name, ""), set()).update(set(map(part_of, names)) - own)
-    inside = re.compile(rf"(.+\.)?({'|'.join(map(re.escape, own))})")  # as of a Vision Transformer in another model
+    inside = re.compile(rf"(.+\.)?({'|'.join(map(re.escape, own))})")  # a Vision Transformer inside another model
     found = {}
     for file in entrypoints:
         elsewhere = set().union(*(theirs for other, theirs in parts.items() if other != file))
@@ -234,7 +234,7 @@ def families(entrypoints: Mapping[str, Sequence[str]]) -> dict[str, Parts]:
     return found
 
 
-# Of files whose description begins with nothing of their own.
+# Titles for files whose own description does not begin with one.
 TITLES = {"vision_transformer_sam": "the image encoder of Segment Anything, a ViTDet"}
 
 
@@ -283,7 +283,7 @@ def torchvision_files() -> dict[str, tuple[int, int, str]]:
 
 
 def open_clip_models() -> dict[str, dict[str, Any]]:
-    """Return the `model_cfg` of each model of open_clip but for the text tower; modified ResNets are left out."""
+    """Return the `model_cfg` of each open_clip model without the text tower; modified ResNets are left out."""
     import open_clip
 
     found = {}
@@ -300,12 +300,12 @@ def open_clip_models() -> dict[str, dict[str, Any]]:
 
 
 def in_order(entries: Mapping[str, Any], shared: Callable[[Any], Any], rank: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a table as it is proposed to users: entries with the most common settings first.
+    """Sort a table in the order in which names are suggested to users: entries with the most common settings first.
 
     Args:
-        entries: By name.
-        shared: Returns the settings of an entry that many have in common.
-        rank: Returns what orders the entries with the same of these, before their names.
+        entries: Entries by name.
+        shared: Returns the settings of an entry that are counted.
+        rank: Returns the sort key among entries with equal settings; ties are sorted by name.
     """
     groups = {name: str(shared(entry)) for name, entry in entries.items()}
     sizes = Counter(groups.values())
@@ -314,7 +314,7 @@ def in_order(entries: Mapping[str, Any], shared: Callable[[Any], Any], rank: Cal
 
 
 def timm_in_order(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return entrypoints of timm in order, the columns of each before its other arguments."""
+    """Sort entrypoints of timm, and put the table's columns before the other arguments of each."""
 
     def others(given: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in sorted(given.items()) if name not in COLUMNS}
@@ -330,7 +330,7 @@ def timm_table(constructor: Any = None) -> dict[str, Any]:
     """Return the table of a class of timm.
 
     Args:
-        constructor: As in `timm/constructors.py`; None for the VisionTransformer.
+        constructor: The class, as in `timm/constructors.py`; None for VisionTransformer.
     """
     import timm
 
@@ -399,7 +399,7 @@ def as_json(table: Mapping[str, Any]) -> str:
 
 
 def tables() -> dict[str, Callable[[], dict[str, Any]]]:
-    """Return what makes each data file; the families are known by the parts that the models of the first have."""
+    """Return the function that makes each data file; the families depend on the parts in the first table."""
     from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS
 
     return {

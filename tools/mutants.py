@@ -1,18 +1,18 @@
-"""Small changes of the code, drawn at random, and which tests notice them.
+"""Mutation testing: draw small random changes of the code, and find out which tests notice them.
 
     python -m tools.mutants draw --seed 1  # writes tools/mutants.json
-    python -m tools.mutants reach          # which tests reach each of the changed statements, and how long each takes
-    python -m tools.mutants kill           # runs those tests with one change at a time; goes on where it stopped
-    python -m tools.mutants kill --slow    # for those that survived, ten minutes of the slow tests of the same files
+    python -m tools.mutants reach          # finds the tests that reach each changed statement, and their durations
+    python -m tools.mutants kill           # runs these tests with one change at a time; resumes where it stopped
+    python -m tools.mutants kill --slow    # for survivors, runs slow tests of the same files for ten minutes
     python -m tools.mutants table          # prints the results
 
-The tests of a mutant are run file by file, the quickest file first, until one fails; those of files that together took
-longer than `--seconds` are left out.
+The tests of a mutant run file by file, the quickest file first, until one fails. Files are left out once the total time
+exceeds `--seconds`.
 
-Changes are those of mutation testing (DeMillo, Lipton and Sayward 1978; the operators of mutmut): other constants,
-comparisons and operators, negated conditions, calls that are left out, arguments that are swapped. Each part of the
-package has as many as its share of lines, and at least three. Run it in a clone of its own, installed there: `kill`
-changes its files, one at a time, and puts them back.
+The changes are those of mutation testing (DeMillo, Lipton and Sayward 1978; the operators of mutmut): other constants,
+comparisons and operators, negated conditions, omitted calls, swapped arguments. Each part of the package gets mutants
+in proportion to its lines, and at least three. Run it in a separate clone with its own installation: `kill` changes
+files, one at a time, and restores them.
 """
 
 import argparse
@@ -39,12 +39,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 REACHED = ROOT / "reached.txt"
 DURATIONS = ROOT / "reached.xml"
-IMPORTED = "import"  # in place of a test: the statement runs when its file is imported
+IMPORTED = "import"  # instead of a test's name: the statement runs when its file is imported
 JOBS = 2
-LONGEST = 1200  # seconds of tests of one mutant
-SLOW = 600  # of slow ones
+LONGEST = 1200  # limit for the tests of one mutant, in seconds
+SLOW = 600  # limit for its slow tests, in seconds
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(JOBS)]
-# Parts of the package, by the beginning of a path; the first that fits.
+# Parts of the package by path prefix; the first match counts.
 PARTS = {
     "image processing": ("plain_vit/image_",),
     "conversion": ("plain_vit/conversion/",),
@@ -54,7 +54,7 @@ PARTS = {
     "analysis": ("plain_vit/analysis/", "plain_vit/browse/"),
     "model": ("plain_vit/",),
 }
-TABLES = ("__init__.py",)  # names alone
+TABLES = ("__init__.py",)  # contain only names
 COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -67,22 +67,22 @@ OPERATORS = {
 
 @dataclass
 class Mutant:
-    """A change.
+    """A small change of the code.
 
     Attributes:
-        number: Its number.
-        part: Of the package.
-        path: The file.
-        line: Of the statement in which it is, from 1.
-        operator: What is done.
-        before: The expression or statement.
-        after: What is there instead.
-        span: Where it is: line and column of its beginning and of its end, as `ast` counts them.
-        reached_by: The tests that reach the statement, or `IMPORTED`.
+        number: Number of the mutant.
+        part: Part of the package.
+        path: Path of the file.
+        line: Line of the changed statement, from 1.
+        operator: Kind of change.
+        before: Original expression or statement.
+        after: Its replacement.
+        span: Line and column of the beginning and the end, as `ast` counts them.
+        reached_by: Tests that reach the statement, or `IMPORTED`.
         killed_by: The first test that failed, or None.
-        tests: The number of tests that were run, or were to be run.
-        seconds: What they took; None where it was not tried yet.
-        slow: The first slow test that failed, "none", or None where it was not tried.
+        tests: Number of tests that were run or selected.
+        seconds: Duration of the tests; None if they have not run yet.
+        slow: The first slow test that failed, "none" if none did, or None if they have not run.
     """
 
     number: int
@@ -111,14 +111,14 @@ class Mutant:
 
 
 def changes(tree: ast.Module) -> Iterator[tuple[int, str, ast.AST, str]]:
-    """Yield the line of the statement, the operator, the node and its new text, of each change of a file."""
+    """Yield each possible change of a file: line of the statement, operator, node and new text."""
     for statement, node in _computed(tree):
         for operator, changed in _changed(node):
             yield statement.lineno, operator, node, ast.unparse(ast.fix_missing_locations(changed))
 
 
 def _computed(tree: ast.AST, statement: ast.stmt | None = None) -> Iterator[tuple[ast.stmt, ast.AST]]:
-    """Yield the nodes that compute, with their statements: no annotations, docstrings, imports or texts of errors."""
+    """Yield nodes that compute with their statements, excluding annotations, docstrings, imports and error messages."""
     for name, value in ast.iter_fields(tree):
         for node in value if isinstance(value, list) else [value]:
             if not isinstance(node, ast.AST) or name in ("annotation", "returns", "decorator_list", "type_params"):
@@ -134,7 +134,7 @@ def _computed(tree: ast.AST, statement: ast.stmt | None = None) -> Iterator[tupl
 
 
 def _changed(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the changes of one node."""
+    """Yield the possible changes of one node."""
     new: Any = copy.deepcopy(node)
     match node:
         case ast.Constant(value=bool()):
@@ -173,7 +173,7 @@ def part_of(path: Path) -> str:
 
 
 def draw(seed: int, count: int) -> list[Mutant]:
-    """Draw changes: the part by its lines, the file by its lines, the kind of change evenly, the place evenly."""
+    """Draw changes: part and file in proportion to their lines, kind and location uniformly."""
     chance, drawn = random.Random(seed), list[Mutant]()
     files = [path for path in sorted((ROOT / "plain_vit").rglob("*.py")) if path.name not in TABLES]
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
@@ -181,7 +181,7 @@ def draw(seed: int, count: int) -> list[Mutant]:
         own = [path for path in files if part_of(path) == part]
         for number in range(len(drawn), len(drawn) + wanted):
             found = list[tuple[int, str, Any, str]]()
-            while not found:  # a file of names alone has no changes
+            while not found:  # a file with only names has no possible changes
                 [path] = chance.choices(own, [lines[one] for one in own])
                 text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
                 found = list(changes(ast.parse(text)))
@@ -195,7 +195,7 @@ def draw(seed: int, count: int) -> list[Mutant]:
 
 
 def shares(lines: Mapping[Path, int], count: int) -> dict[str, int]:
-    """Return how many changes each part has."""
+    """Return the number of changes of each part."""
     of_part = {part: sum(number for path, number in lines.items() if part_of(path) == part) for part in PARTS}
     shared = {part: max(3, round(count * of_part[part] / sum(of_part.values()))) for part in PARTS}
     largest = max(shared, key=lambda part: shared[part])
@@ -206,7 +206,7 @@ def shares(lines: Mapping[Path, int], count: int) -> dict[str, int]:
 
 
 def reach(file: Path, marks: str) -> None:
-    """Run the tests with the statements marked, and note for each mutant which reach it, in whatever process."""
+    """Run the tests with marked statements, and record which tests reach each mutant, in any process."""
     hook, mark = Path(sysconfig.get_paths()["purelib"]) / "reached_mutants.pth", ROOT / "tools" / "reached.py"
     hook.write_text(f"import os; 'MUTANTS' in os.environ and exec(open({str(mark)!r}).read(), {{}})\n")
     REACHED.unlink(missing_ok=True)
@@ -224,9 +224,9 @@ def reach(file: Path, marks: str) -> None:
 
 
 def durations() -> dict[str, float]:
-    """Return what each test took when they ran all, in seconds."""
+    """Return the seconds that each test took in the run of all tests."""
     cases = [case.attrib for case in ElementTree.parse(DURATIONS).iter("testcase")]
-    # A file that is skipped as a whole has a case without a file.
+    # A module that is skipped as a whole has a case without a file.
     return {f"{case['file']}::{case['name']}": float(case["time"]) for case in cases if "file" in case}
 
 
@@ -234,7 +234,7 @@ def durations() -> dict[str, float]:
 
 
 def kill(file: Path, numbers: range, marks: str, seconds: int, slow: bool) -> None:
-    """Run the tests of each mutant, with it, until one fails; those tried already are left out."""
+    """Apply each mutant and run its tests until one fails; mutants that were tried already are skipped."""
     if subprocess.run(["git", "diff", "--quiet", "plain_vit"], cwd=ROOT, check=False).returncode:
         sys.exit("plain_vit/ has changes that are not committed: run this in a clone of its own")
     known = durations()
@@ -262,7 +262,7 @@ def kill(file: Path, numbers: range, marks: str, seconds: int, slow: bool) -> No
 
 
 def choose(mutant: Mutant, known: dict[str, float], seconds: int) -> tuple[list[str], float]:
-    """Return the tests that reach a mutant, the quickest file first, and what they take; all where it is imported."""
+    """Return the tests that reach a mutant, quickest file first, and their duration; all tests if it runs on import."""
     files = collections.defaultdict[str, list[str]](list)
     for test in known if IMPORTED in mutant.reached_by else mutant.reached_by:
         files[test.partition("::")[0]].append(test)
@@ -275,7 +275,7 @@ def choose(mutant: Mutant, known: dict[str, float], seconds: int) -> tuple[list[
 
 
 def run(chosen: list[str], marks: str, limit: float) -> str | None:
-    """Run tests until one fails, also alone, and return its name; not to end within the limit is a failure too."""
+    """Run tests until one fails, also when run alone, and return its name; a timeout counts as a failure."""
     list_of = ROOT / "chosen.txt"
     try:
         while chosen:
@@ -284,7 +284,7 @@ def run(chosen: list[str], marks: str, limit: float) -> str | None:
             failed = first_failure([*files, "-p", "tools.mutants", "-m", marks], limit, CHOSEN=str(list_of))
             if failed is None or failed not in chosen or first_failure([failed, "-m", marks], limit):
                 return failed
-            chosen = [test for test in chosen if test != failed]  # it failed for what other tests had left
+            chosen = [test for test in chosen if test != failed]  # it failed only because of other tests
     except subprocess.TimeoutExpired:
         return f"no end within {limit:.0f} s"
     finally:
@@ -293,7 +293,7 @@ def run(chosen: list[str], marks: str, limit: float) -> str | None:
 
 
 def run_slow(mutant: Mutant) -> str | None:
-    """Run slow tests of the files whose other tests reach a mutant, as many as the time allows."""
+    """Run the slow tests in the files whose other tests reach a mutant, as many as time allows."""
     files = list(dict.fromkeys(test.partition("::")[0] for test in mutant.reached_by if test != IMPORTED))
     try:
         return first_failure([*files, "-m", "slow"], SLOW) if files or IMPORTED in mutant.reached_by else None
@@ -311,7 +311,7 @@ def first_failure(words: list[str], limit: float, **environment: str) -> str | N
         printed, _ = process.communicate(timeout=limit)
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with what it started
+            os.killpg(process.pid, signal.SIGKILL)  # including its child processes
     failed = [line for line in printed.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     if process.returncode in (0, 5):  # 5: there was no test
         return None
@@ -321,7 +321,7 @@ def first_failure(words: list[str], limit: float, **environment: str) -> str | N
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests that were chosen, in that order of their files."""
+    """Keep the chosen tests, with their files in the chosen order."""
     chosen = Path(os.environ["CHOSEN"]).read_text(encoding="utf-8").split("\n")
     files = list(dict.fromkeys(test.partition("::")[0] for test in chosen))
     kept = [item for item in items if item.nodeid in set(chosen)]
@@ -332,12 +332,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def load(file: Path) -> dict[int, Mutant]:
-    """Return the mutants that were drawn."""
+    """Read the mutants from a file."""
     return {one["number"]: Mutant(**one) for one in json.loads(file.read_text(encoding="utf-8"))}
 
 
 def save(file: Path, mutants: dict[int, Mutant]) -> None:
-    """Write them."""
+    """Write the mutants to a file."""
     found = [asdict(mutants[number]) for number in sorted(mutants)]
     file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

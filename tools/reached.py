@@ -1,4 +1,4 @@
-"""Runs at the start of every process while `tools.mutants` looks which tests come by which statement."""
+"""Record which tests reach which mutants; `tools.mutants reach` runs this at the start of every process."""
 
 import ast
 import builtins
@@ -17,7 +17,7 @@ ORIGINAL = SourceFileLoader.get_code
 
 
 def reached(number: int) -> None:
-    """Note that the running test, of whatever process, comes by a mutant."""
+    """Record that the running test reaches a mutant, in any process."""
     test = os.environ.get("PYTEST_CURRENT_TEST", "import").rpartition(" (")[0] or "import"
     if (number, test) not in SEEN:
         SEEN.add((number, test))
@@ -27,7 +27,7 @@ def reached(number: int) -> None:
 
 
 def get_code(self: SourceFileLoader, name: str) -> CodeType | None:
-    """Compile a file in which there is a mutant with a call before its statement, also where it came with a model."""
+    """Compile files with a call before each mutant's statement, including copies of the files in model folders."""
     travelled = "/transformers_modules/" in self.path and f"plain_vit/{os.path.basename(self.path)}"
     marks = next((marks for path, marks in MARKED.items() if self.path.endswith("/" + path) or path == travelled), None)
     if marks is None:

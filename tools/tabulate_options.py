@@ -58,7 +58,7 @@ def options_page() -> str:
 
 
 def _section(rows: Sequence[Row], seen: set[Row]) -> list[str]:
-    """Return a table of the rows that no table before it has, and the names in the others."""
+    """Return a table of the rows that no earlier table has, and a list of the names in the other rows."""
     new, known = [row for row in rows if row not in seen], [row[0] for row in rows if row in seen]
     seen.update(rows)
     return [_table("argument", new)] * bool(new) + [f"As above: {', '.join(known)}."] * bool(known)
@@ -97,7 +97,7 @@ def config_page() -> str:
 
 
 def _literal(hint: Any) -> tuple[Any, ...]:
-    """Return the choices in a type, such as in `Literal["a", "b"] | None`."""
+    """Return the choices in a type hint, such as `Literal["a", "b"] | None`."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     return next(filter(None, map(_literal, get_args(hint))), ())

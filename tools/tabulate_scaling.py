@@ -1,4 +1,4 @@
-"""Write docs/notes/scaling.md: the cost of a training step on many GPUs, counted without memory, and its bounds.
+"""Write docs/notes/scaling.md: the cost of a training step on many GPUs, counted on fake tensors, and its bounds.
 
 python -m tools.tabulate_scaling
 """
@@ -43,19 +43,19 @@ GIANT = "vit-giant-patch14-224"  # measured by others
 GPUS = (8, 64, 512)
 STEP_IMAGES = 4096  # of AugReg's and most of NeMo's recipes
 LARGEST_MICRO_BATCH = 512
-FEW = 64  # images whose memory is counted, twice and three times; of fewer, weights' gradients may set the peak
+FEW = 64  # memory is counted for 2x and 3x this many images; with fewer, weight gradients may set the peak
 STRATEGIES = ("DDP", "FSDP2", "HSDP")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a GPU can do at most.
+    """Peak performance of a GPU.
 
     Args:
-        name: Of the GPU.
-        flops: Floating-point operations per second in products of bf16 or fp16 matrices that are summed in float32.
-        bandwidth: Bytes per second from and to its memory.
-        memory: Bytes.
+        name: Name of the GPU.
+        flops: Floating-point operations per second in bf16 or fp16 matrix products with float32 accumulation.
+        bandwidth: Memory bandwidth in bytes per second.
+        memory: Memory size in bytes.
     """
 
     name: str
@@ -67,16 +67,16 @@ class Machine:
 H100 = Machine("H100", 989e12, 3.35e12, 80e9)
 H200 = Machine("H200", 989e12, 4.8e12, 141e9)
 RTX_3090 = Machine("RTX 3090", 71e12, 936e9, 24e9)
-FREE = 0.9  # share of the memory for what is counted; the rest is for working memory and the allocator
+FREE = 0.9  # share of the memory for counted tensors; the rest is for working memory and the allocator
 NODE = 8  # GPUs of a node
-NVLINK, NETWORK = 450e9, 50e9  # bytes per second of a GPU, in each direction
-LAUNCH = 10e-6  # seconds of the host for a call of eager PyTorch
+NVLINK, NETWORK = 450e9, 50e9  # bytes per second per GPU and direction
+LAUNCH = 10e-6  # host time of a call in eager PyTorch, in seconds
 
 
 # ---- what a step does ----
 
 IDLE = {"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-CHANGED = {"_fused_adamw_": (0, 2, 3), "_foreach_add_": (0,)}  # arguments: lists of tensors, which are not returned
+CHANGED = {"_fused_adamw_": (0, 2, 3), "_foreach_add_": (0,)}  # arguments (lists) that are changed in place
 FUSED_ATTENTION = "fused_attention_of_a_gpu"
 
 
@@ -86,9 +86,9 @@ class Kernel:
 
     Args:
         phase: "forward", "backward" or "optimizer".
-        name: Of the ATen operation.
-        flops: As torch's own counter counts.
-        reads: Bytes read of each storage.
+        name: Name of the ATen operation.
+        flops: Operations as counted by torch's own counter.
+        reads: Bytes read from each storage.
         writes: Bytes written to each storage.
     """
 
@@ -105,13 +105,13 @@ class Kernel:
 
 
 class Recorder(TorchDispatchMode):
-    """Records the kernels inside its context: operations that neither return a view nor only allocate."""
+    """Record the kernels that run inside this context: operations that neither return a view nor only allocate."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kernels: list[Kernel] = []
         self.phase = "forward"
-        self.storages: list[Any] = []  # kept, so that no later one gets the same address
+        self.storages: list[Any] = []  # kept alive, so that addresses are not reused
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
@@ -133,16 +133,16 @@ class Recorder(TorchDispatchMode):
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor in memory; an expanded one has fewer than elements."""
+    """Return the bytes of a tensor in memory; an expanded tensor has fewer than its elements suggest."""
     sides = (side for side, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return math.prod(sides) * tensor.element_size()
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the bytes that are allocated inside its context, at present and at most, without gradients of weights.
+    """Count current and peak bytes allocated inside this context, without weights and their gradients.
 
     Args:
-        model: Whose weights are not counted either.
+        model: The model whose weights are left out.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -173,17 +173,17 @@ class Allocations(TorchDispatchMode):
 
 @contextmanager
 def weightless(name: str, checkpointing: bool = False, several: bool = False) -> Iterator[nn.Module]:
-    """Build a model with 1000 classes whose tensors have shapes but no memory, with the attention that a GPU runs.
+    """Build a model with 1000 classes from fake tensors, with the attention that runs on GPUs.
 
     Args:
-        name: Of the model, as for `PlainViTConfig.from_name`.
+        name: Name of the model, as for `PlainViTConfig.from_name`.
         checkpointing: Whether blocks are recomputed in the backward pass.
         several: Whether it runs as in one of several processes.
     """
     kernel = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    # Under another name, as the model replaces "sdpa" by plain products in bf16 on a CPU.
+    # Registered under another name, because on a CPU the model replaces "sdpa" by plain products in bf16.
     AttentionInterface.register(FUSED_ATTENTION, lambda *args, **kwargs: kernel(*args, **kwargs))
-    # A weight without memory is of another class than one that is joined with others in training.
+    # Fake weights have another class than the parameters that `can_join` accepts.
     whole = patch.object(fast_steps, "can_join", lambda attention: "project" in vars(attention))
     among = patch.object(fast_steps, "among_processes", lambda: several)
     with FakeTensorMode(), no_init_weights(), whole, among:
@@ -200,13 +200,13 @@ def record(name: str, images: int, several: bool = False) -> list[Kernel]:
 
     Args:
         name: As in `weightless`.
-        images: In the batch, of the size in the name.
+        images: Number of images in the batch, of the size in the name.
         several: As in `weightless`.
     """
     with weightless(name, several=several) as model:
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         batch = noise(name, images)
-        for recorder in (Recorder(), Recorder()):  # the optimizer makes its states in the first step
+        for recorder in (Recorder(), Recorder()):  # the optimizer creates its states in the first step
             with recorder:
                 loss = loss_of(model, *batch)
                 recorder.phase = "backward"
@@ -218,14 +218,14 @@ def record(name: str, images: int, several: bool = False) -> list[Kernel]:
 
 
 def peak_bytes(name: str, images: int, checkpointing: bool = False) -> int:
-    """Return the most bytes that one of several processes has in a step besides weights, gradients and AdamW's states.
+    """Return the peak bytes of one of several processes in a step, without weights, gradients and AdamW's states.
 
-    These are the batch, what is kept for the backward pass, with checkpointing also the block that is computed again,
-    and what kernels pass on to each other.
+    The rest is the batch, activations saved for the backward pass, temporary tensors, and with checkpointing also the
+    block that is being recomputed.
 
     Args:
         name: As in `weightless`.
-        images: In the batch, of the size in the name.
+        images: Number of images in the batch, of the size in the name.
         checkpointing: As in `weightless`.
     """
     with weightless(name, checkpointing, several=True) as model, Allocations(model) as allocations:
@@ -234,7 +234,7 @@ def peak_bytes(name: str, images: int, checkpointing: bool = False) -> int:
 
 
 def noise(name: str, images: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images of the size in a model's name, and their classes."""
+    """Return random images of the size in a model's name, and their labels."""
     side = int(name.rpartition("-")[2])
     return torch.empty(images, 3, side, side), torch.zeros(images, dtype=torch.long)
 
@@ -246,9 +246,9 @@ def loss_of(model: nn.Module, pixels: torch.Tensor, labels: torch.Tensor) -> tor
 
 
 def compiled(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Join all kernels between two products, as a compiler does at best.
+    """Fuse all kernels between two matrix products, the best case for a compiler.
 
-    A joined kernel reads once what was there before, and writes only what is used after it.
+    A fused kernel reads each input once, and writes only outputs that are used later.
     """
     last_use = {key: place for place, kernel in enumerate(kernels) for key in kernel.reads}
     result: list[Kernel] = []
@@ -271,14 +271,14 @@ def compiled(kernels: Sequence[Kernel]) -> list[Kernel]:
 
 @dataclass(frozen=True)
 class Linear:
-    """A quantity that grows with the images of a batch."""
+    """A quantity that grows linearly with the number of images in a batch."""
 
     fixed: float
     per_image: float
 
     @classmethod
     def through(cls, two: float, three: float, few: int = 1) -> "Linear":
-        """Return the line through the values for two and three times a few images."""
+        """Return the line through the values for two and three times `few` images."""
         return cls(3 * two - 2 * three, (three - two) / few)
 
     def at(self, images: float) -> float:
@@ -288,27 +288,27 @@ class Linear:
 
 @dataclass(frozen=True)
 class Line:
-    """A kernel of any batch size."""
+    """A kernel for any batch size."""
 
     phase: str
     flops: Linear
     nbytes: Linear
 
     def seconds(self, images: int, machine: Machine) -> tuple[float, float]:
-        """Return the time for the arithmetic and that for the memory; the longer one is the bound of the kernel."""
+        """Return the times for arithmetic and for memory traffic; the longer is the bound of the kernel."""
         return self.flops.at(images) / machine.flops, self.nbytes.at(images) / machine.bandwidth
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is counted of one model.
+    """Counts of one model.
 
     Args:
         name: As for `PlainViTConfig.from_name`.
-        groups: Shapes of the parameters of each block, those outside of the blocks last.
+        groups: Shapes of the parameters of each block, with the parameters outside the blocks last.
         eager: Kernels of a step, in order.
-        compiled: Likewise, joined.
-        forward_flops: Of the products of one image.
+        compiled: Fused kernels of a step, in order.
+        forward_flops: Operations of the matrix products in one image's forward pass.
     """
 
     name: str
@@ -324,7 +324,7 @@ class Model:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of one image that count for the MFU: three times those of its forward pass."""
+        """Floating-point operations per image that count for the MFU: three times a forward pass."""
         return 3 * self.forward_flops
 
 
@@ -346,7 +346,7 @@ def _lines(pair: Sequence[Sequence[Kernel]]) -> tuple[Line, ...]:
 
 @cache
 def activations(name: str, checkpointing: bool = False) -> Linear:
-    """Return the `peak_bytes` of any batch."""
+    """Return the `peak_bytes` as a function of the batch size."""
     two, three = (peak_bytes(name, number * FEW, checkpointing) for number in (2, 3))
     return Linear.through(two, three, FEW)
 
@@ -359,7 +359,7 @@ def groups_of(name: str) -> tuple[tuple[torch.Size, ...], ...]:
 
 
 def parameter_groups(model: Any) -> tuple[tuple[torch.Size, ...], ...]:
-    """Return the shapes of the parameters that FSDP2 gathers together: those of each block, and all others."""
+    """Return the shapes of the parameters that FSDP2 gathers together: one group per block, and one for the rest."""
     blocks = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
     inside = [list(block.parameters()) for block in blocks]
     known = {id(parameter) for parameters in inside for parameter in parameters}
@@ -376,11 +376,11 @@ class Messages:
 
     Args:
         kind: "all_reduce", "all_gather" or "reduce_scatter".
-        phase: In which they run.
-        number: Of them.
-        nbytes: Of all whole tensors: those that are reduced, or the result of gathering.
-        members: Processes that take part in each.
-        rate: Bytes per second that pass through each process in each direction.
+        phase: Phase of the step in which they run.
+        number: Number of collectives.
+        nbytes: Total bytes of the full tensors: the inputs of a reduction, the result of a gather.
+        members: Number of processes that take part in each.
+        rate: Bytes per second per process and direction.
     """
 
     kind: str
@@ -392,7 +392,7 @@ class Messages:
 
     @property
     def seconds(self) -> float:
-        """Time on the links: every byte but a process's own passes it once, and twice if all get the sum."""
+        """Time on the links: each process sends and receives all bytes except its own once, in an all-reduce twice."""
         return (2 if self.kind == "all_reduce" else 1) * (self.members - 1) / self.members * self.nbytes / self.rate
 
 
@@ -401,12 +401,12 @@ def messages(groups: Sequence[Sequence[torch.Size]], strategy: str, gpus: int, n
 
     Args:
         groups: As in `Model`.
-        strategy: One of `STRATEGIES`. DDP sends float32 gradients, FSDP2 bf16 weights and float32 gradients; HSDP
-            does so within a node and sums the parts of the gradients over the nodes.
+        strategy: One of `STRATEGIES`. DDP sends float32 gradients, FSDP2 bf16 weights and float32 gradients; HSDP does
+            the same within a node and sums the gradient shards over nodes.
         gpus: Number of processes.
-        node: Number of them within a node.
+        node: Number of processes per node.
     """
-    # Of a node, all GPUs together send to the next one, each by its own adapter.
+    # All GPUs of a node send to the next node in parallel, each through its own adapter.
     rate = NVLINK if gpus <= node else min(NVLINK, node * NETWORK)
     if strategy == "DDP":
         shapes = [shape for group in groups for shape in group]
@@ -417,7 +417,7 @@ def messages(groups: Sequence[Sequence[torch.Size]], strategy: str, gpus: int, n
         return [Messages("all_reduce", "backward", len(buckets), nbytes, gpus, rate)]
     shards = min(gpus, node) if strategy == "HSDP" else gpus
     rate = NVLINK if strategy == "HSDP" else rate
-    # Every process holds equally many rows of each tensor, those of the last ones being padding.
+    # Every process holds equally many rows of each tensor; the last processes may hold padding.
     padded = sum(math.ceil(s[0] / shards) * shards * s[1:].numel() for group in groups for s in group)
     found = [
         Messages("all_gather", "forward", len(groups), 2 * padded, shards, rate),
@@ -430,7 +430,7 @@ def messages(groups: Sequence[Sequence[torch.Size]], strategy: str, gpus: int, n
 
 
 def on_links(found: Iterable[Messages], phase: str) -> float:
-    """Return the seconds on the links in a phase; those within a node and between nodes work at the same time."""
+    """Return the seconds on the links in a phase; links within and between nodes work in parallel."""
     times: dict[float, float] = {}
     for each in found:
         if each.phase == phase:
@@ -446,14 +446,14 @@ class Bounds:
     """Lower bounds of the time of a step, in seconds.
 
     Args:
-        images: Of one micro-batch of one GPU.
-        micro_batches: Of a step.
-        arithmetic: Of kernels that the arithmetic limits.
-        memory: Of kernels that the memory limits.
-        launches: Of the host, one after the other, without compiling.
-        links: Of the collectives.
-        step: With all of these at the same time where they can be.
-        mfu: Share of the GPU's arithmetic that `step` leaves to the products of the model.
+        images: Images per micro-batch and GPU.
+        micro_batches: Micro-batches per step.
+        arithmetic: Time of kernels that are limited by arithmetic.
+        memory: Time of kernels that are limited by memory bandwidth.
+        launches: Time of the host for all launches, without compilation.
+        links: Time of the collectives.
+        step: Time of the step if everything that can overlap does.
+        mfu: Model FLOPs utilisation at this step time.
     """
 
     images: int
@@ -481,14 +481,14 @@ def bounds(
     """Return the bounds of a step.
 
     Args:
-        model: What is trained.
-        images: Of one micro-batch of one GPU.
-        micro_batches: Of a step; sharded models send their messages for each.
+        model: The model that is trained.
+        images: Images per micro-batch and GPU.
+        micro_batches: Micro-batches per step; sharded models communicate in each.
         found: Messages of a step with one micro-batch.
         machine: The GPU.
-        kernels: One of the lists of `model`.
-        shards: Processes that divide the optimizer's work.
-        launch: Seconds of the host for a kernel.
+        kernels: Either list of the model's kernels.
+        shards: Number of processes that share the optimizer's work.
+        launch: Seconds of the host per kernel.
     """
     arithmetic = memory = host = 0.0
     by_phase = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
@@ -500,7 +500,7 @@ def bounds(
         host += launch * max(often, 1)
     again = 1 if {each.kind for each in found} <= {"all_reduce"} else micro_batches
     sending = {phase: again * on_links(found, phase) for phase in by_phase}
-    # DDP sends with the last micro-batch only.
+    # DDP communicates in the last micro-batch only.
     alone = by_phase["backward"] * (1 - 1 / micro_batches) if again == 1 else 0.0
     step = max(by_phase["forward"], sending["forward"]) + by_phase["optimizer"]
     step = max(step + alone + max(by_phase["backward"] - alone, sending["backward"]), host)
@@ -514,7 +514,7 @@ def state_bytes(model: Model, strategy: str, gpus: int) -> float:
 
 
 def most_images(model: Model, strategy: str, gpus: int, checkpointing: bool = False) -> int:
-    """Return how many images fit into the memory of a GPU, with its share of the state."""
+    """Return how many images fit into the memory of a GPU beside its share of the state."""
     needed = activations(model.name, checkpointing)
     room = FREE * H100.memory - state_bytes(model, strategy, gpus) - needed.fixed
     return max(0, int(room // needed.per_image))
@@ -554,7 +554,7 @@ def percent(share: float) -> str:
 
 
 def steps_table() -> str:
-    """What a step does, per image and per step."""
+    """Return the table of the work of a step, per image and per step."""
     heads = ["model", "parameters", "GFLOP, forward", "GFLOP, step", "activations", "checkpointed", "kernels, eager",
              "joined", "traffic, eager", "joined", "and per step"]  # fmt: skip
     rows = []
@@ -572,7 +572,7 @@ def steps_table() -> str:
 
 
 def launches_table() -> str:
-    """One GPU: what limits a step of 64 images, and from which micro-batch on launches do not."""
+    """Return the table for one GPU: what limits a step of 64 images, and below which micro-batch launches do."""
     heads = ["model", "arithmetic", "memory, eager", "memory, compiled", "launches, eager", "MFU, eager",
              "MFU, compiled", "launches limit eager steps below"]  # fmt: skip
     rows = []
@@ -595,7 +595,7 @@ def alone(model: Model, images: int, kernels: Sequence[Line], launch: float, mac
 
 
 def messages_table() -> str:
-    """Number and bytes of the collectives of a step."""
+    """Return the table of the collectives of a step, with number and bytes."""
     heads = ["model", "DDP", *(f"FSDP2, {gpus} GPUs" for gpus in GPUS), "HSDP, within a node", "HSDP, between nodes"]
     rows = []
     for label, name in SIZES.items():
@@ -612,7 +612,7 @@ def _sent(found: Sequence[Messages]) -> str:
 
 
 def memory_table() -> str:
-    """Bytes of weights, gradients and optimizer, and the largest micro-batch."""
+    """Return the table of the bytes of weights, gradients and optimizer, and the largest micro-batch."""
     heads = ["model", "DDP", *(f"FSDP2, {gpus} GPUs" for gpus in GPUS), "images, DDP", "checkpointed",
              f"images, FSDP2 on {NODE}", "checkpointed"]  # fmt: skip
     rows = []
@@ -629,7 +629,7 @@ def memory_table() -> str:
 
 
 def planned(name: str, strategy: str, gpus: int, launch: float = 0.0) -> Bounds:
-    """Return the bounds of a step of `STEP_IMAGES` images: compiled, or with launches, eager."""
+    """Return the bounds of a step of `STEP_IMAGES` images: compiled, or eager if `launch` is given."""
     model = counted(name, several=True)
     images = STEP_IMAGES // gpus
     number = micro_batch(model, images, strategy, gpus)
@@ -640,7 +640,7 @@ def planned(name: str, strategy: str, gpus: int, launch: float = 0.0) -> Bounds:
 
 
 def plans_table() -> str:
-    """Each model on each number of GPUs, by each strategy."""
+    """Return the table of each model on each number of GPUs, by strategy."""
     heads = ["model", "GPUs", "images of a GPU", "on the GPU", *(f"{strategy}: links" for strategy in STRATEGIES),
              *(f"MFU, {strategy}" for strategy in STRATEGIES), "limited by", "MFU, eager DDP", "its limit"]  # fmt: skip
     rows = []
@@ -670,7 +670,7 @@ def newest_results(name: str) -> list[dict[str, Any]]:
 
 
 def images_table() -> str:
-    """Images that a host must decode, and the cores that this takes."""
+    """Return the table of the images that a host must decode, and the cores that this takes."""
     pages = newest_results("data")
     kinds = ("500 x 375", "3000 x 2000")
     rates = [
@@ -696,13 +696,13 @@ class Measured:
     """A published measurement of training the same architecture.
 
     Args:
-        what: Model, software and source, as in the page.
-        name: Of the model, as for `PlainViTConfig.from_name`.
+        what: Model, software and source, as on the page.
+        name: Name of the model, as for `PlainViTConfig.from_name`.
         machine: The GPU.
-        gpus: Number of them.
-        images: Of a micro-batch of one GPU.
+        gpus: Number of GPUs.
+        images: Images per micro-batch and GPU.
         rate: Images per second of all GPUs.
-        compiled: Whether kernels are joined.
+        compiled: Whether kernels are fused.
     """
 
     what: str
@@ -729,7 +729,7 @@ MEASURED = [
 
 
 def comparison_table() -> str:
-    """Bounds beside what was measured."""
+    """Return the table of bounds beside measurements."""
     heads = ["what", "GPUs", "images of a GPU", "measured", "MFU", "bound", "MFU of the bound", "measured / bound"]
     rows = []
     for one in MEASURED:
@@ -790,7 +790,7 @@ def share_on_cpus() -> str:
 
 
 def facts() -> dict[str, str]:
-    """Return the numbers within the text."""
+    """Return the numbers that the text contains."""
     tiny, base = (counted(SIZES[label]) for label in ("Ti/16", "B/16"))
     large, huge = (counted(SIZES[label], several=True) for label in ("L/16", "H/14"))
     least = {model.name: first_without_waiting(model) for model in (tiny, base)}
@@ -817,7 +817,7 @@ def facts() -> dict[str, str]:
 
 
 def first_without_waiting(model: Model) -> int:
-    """Return the smallest batch of which an eager step does not wait for launches."""
+    """Return the smallest batch size at which an eager step does not wait for launches."""
     return next(n for n in range(1, 1025) if alone(model, n, model.eager, LAUNCH).limit != "launches")
 
 

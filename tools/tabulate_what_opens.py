@@ -1,4 +1,4 @@
-"""Write docs/reference/what_opens.md from what the sweeps over the sources measured: `make table` does both.
+"""Write docs/reference/what_opens.md from the measurements of the sweeps over the sources; `make table` does both.
 
 python -m tools.tabulate_what_opens sweep.jsonl
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 OUT = Path(__file__).parent.parent / "docs" / "reference" / "what_opens.md"
-# The packages by the first word of a source, with the heading of their tables.
+# Headings of the packages' tables, by the first word of a source.
 PACKAGES = {
     "timm": "timm: every entrypoint of its plain Vision Transformers and their ResNet-V2 hybrids; its Eva, Beit, "
     "NaFlexVit and VisionTransformerRelPos",
@@ -33,7 +33,7 @@ COLUMNS = {
 
 
 def read(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return what was measured of each source, the last measurement where there are several."""
+    """Return the measurements of each source; the last measurement of a field wins."""
     rows: dict[str, dict[str, Any]] = {}
     for path in paths:
         for line in Path(path).read_text(encoding="utf-8").splitlines():
@@ -43,7 +43,7 @@ def read(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def section(title: str, package: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write what was measured of one package's sources: a sentence on all of them, and a line for each."""
+    """Return the section of one package's sources: a summary, and a table with a row for each."""
     columns = {name: head for name, head in COLUMNS.items() if any(row.get(name) is not None for row in rows.values())}
     table = [f"| source | {' | '.join(columns.values())} |", "|---|" + "---|" * len(columns)]
     table += [f"| {source} | {' | '.join(_cells(rows[source], columns))} |" for source in sorted(rows)]
@@ -72,7 +72,7 @@ def _cells(row: Mapping[str, Any], columns: Iterable[str]) -> list[str]:
 
 
 def _listed(values: Iterable[str | None]) -> str:
-    """Return the different values in order, the first and the last where there are many."""
+    """Return the distinct values in order, or the first and the last if there are many."""
     different = sorted({value.partition("+")[0] for value in values if value}, key=_by_number)
     return ", ".join(different) if len(different) < 4 else f"{different[0]} to {different[-1]}"
 

@@ -85,8 +85,8 @@ def attention_rollout(
     """Return the contribution of each patch to the pooled features, following attention through all layers.
 
     In each layer the heads are fused, the identity is added for the residual connection, rows are rescaled to sum to 1,
-    and the matrices of all layers are multiplied. The result is the row of the class token (averaged with that of the
-    distillation token if the logits are), or of the pooled tokens, weighted like the pooling.
+    and the matrices of all layers are multiplied. The result is the row of the class token (averaged with the row
+    of the distillation token if the logits are averaged too), or of the pooled tokens, weighted like the pooling.
 
     Args:
         model: A plain ViT.
@@ -149,8 +149,8 @@ def gradient_rollout(
     """Return the relevance of each patch for a class, following attention through all layers.
 
     Each weight is multiplied by the gradient of the class score, negative products are dropped, heads are averaged,
-    and the matrices of all layers are accumulated along all paths. A path has one attention or more: a pooled patch is
-    not relevant for being pooled. (The class token, which the paper reads, is no patch.)
+    and the matrices of all layers are accumulated along all paths. A path has at least one attention: being pooled does
+    not make a patch relevant. (In the paper only the class token is read, which is not a patch.)
 
     Args:
         model: A plain ViT with a classifier.
@@ -181,7 +181,7 @@ def gradient_rollout(
             f"{model.config.attention_type!r} is not computed from the weights that it returns: use grad_cam or "
             "integrated_gradients instead"
         )
-    total = torch.zeros_like(relevant[0][0][0])  # the paper's, less the identity
+    total = torch.zeros_like(relevant[0][0][0])  # the paper's matrix minus the identity
     for layer in relevant:
         mean = torch.stack([branch[0] for branch in layer]).mean(dim=0)
         total = total + mean + product(mean, total)
@@ -189,10 +189,10 @@ def gradient_rollout(
 
 
 def _relevance(weights: torch.Tensor) -> list[torch.Tensor]:
-    """Return a list that the backward pass fills, so that the gradients of one attention are in memory at a time."""
+    """Return a list that the backward pass fills, so that only one attention's gradients are in memory at a time."""
     found: list[torch.Tensor] = []
     values = weights.detach()
-    if weights.requires_grad:  # else the scores do not either, which is refused
+    if weights.requires_grad:  # otherwise the scores require none either, which is an error
         weights.register_hook(lambda gradient: found.append((gradient * values).float().clamp(min=0).mean(dim=1)))
     return found
 
@@ -208,8 +208,8 @@ def attention_distance(model: nn.Module, pixel_values: torch.Tensor | Mapping[st
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
 
     Returns:
-        Mean distances of shape (B, layers, heads), in pixels; NaN for a head that gives the patches of an image no
-        attention. `average_over_images` averages them over a dataset.
+        Mean distances of shape (B, layers, heads), in pixels; NaN for a head that pays no attention to the patches of
+        an image. `average_over_images` averages them over a dataset.
 
     Raises:
         AnalysisError: Attention is signed, or the pixels do not fit the model.

@@ -1,6 +1,6 @@
 """Patch features: their principal components, their similarity, and correspondences between images.
 
-All functions but the first take arrays, so features of any layer, model or file will do.
+All functions except `patch_features` take arrays, so the features can come from any layer, model or file.
 
 Legend: `B` images, `C` channels, `H W` pixels, `h w` patch grid, `D` hidden size, `M` matches.
 """
@@ -26,7 +26,7 @@ from plain_vit.errors import AnalysisError
 
 Foreground = Literal["center", "border", "all"]
 CHUNK = 1024  # patches compared with all others at a time
-RESOLUTION = float(np.finfo(np.float32).eps)  # deviations smaller than this share of the features are rounding
+RESOLUTION = float(np.finfo(np.float32).eps)  # smaller deviations, relative to the features, are rounding errors
 
 
 def patch_features(
@@ -65,9 +65,9 @@ class PatchComponents:
     """The principal components of the patches of one or more images.
 
     Args:
-        values: Patches projected on the components, of shape (B, h, w, count), the background too.
+        values: Patches projected on the components, including the background, of shape (B, h, w, count).
         foreground: Which patches the components were fitted to, of shape (B, h, w).
-        explained_variance: Fraction of the variance of these patches along each, of shape (count,).
+        explained_variance: Fraction of the variance of these patches along each component, of shape (count,).
     """
 
     values: np.ndarray
@@ -78,17 +78,18 @@ class PatchComponents:
 def patch_components(features: np.ndarray, count: int = 3, *, foreground: Foreground = "center") -> PatchComponents:
     """Return the principal components of patch features, fitted to all images together.
 
-    The first component of all patches separates foreground from background: its sign does. The components are then
-    fitted to the foreground alone. The background is the side on which the patches at the border of the images are on
-    average. Components that the patches do not have, for example the third of three patches, are 0.
+    The sign of the first component of all patches separates foreground from background; the components are then fitted
+    to the foreground alone. The background is the side on which most of the image border lies, on average. Components
+    that do not exist, for example the third component of three patches, are 0.
 
     Args:
         features: Features of shape (B, h, w, D), such as `patch_features` returns.
         count: Number of components.
-        foreground: "center", the side that is rarer at the border; "border", the other one; or "all" patches.
+        foreground: "center", the side that is rarer at the border; "border", the opposite side; or "all" patches.
 
     Returns:
-        The components; the sign of each makes the entry with the largest magnitude of its direction positive.
+        The components. The sign of each is chosen so that the entry of its direction with the largest magnitude is
+        positive.
 
     Raises:
         AnalysisError: The features have another shape or are not finite, or an argument is out of range.
@@ -111,7 +112,7 @@ def patch_components(features: np.ndarray, count: int = 3, *, foreground: Foregr
         if not at_border.all() and first[:, at_border].mean() > 0:
             first = -first
         inside = (first if foreground == "center" else -first) > 0
-        if inside.any():  # else all patches are equal
+        if inside.any():  # otherwise all patches are equal
             chosen_patches = inside.ravel()
     values, shares = _project(flat, flat[chosen_patches], count)
     return PatchComponents(
@@ -164,14 +165,14 @@ class Correspondences:
 def correspondences(first: np.ndarray, second: np.ndarray) -> Correspondences:
     """Return the patches of two images that are each other's nearest neighbours by cosine similarity.
 
-    Of patches that are equally near, the first in raster order is the nearest.
+    Ties go to the first patch in raster order.
 
     Args:
         first: Features of shape (h, w, D) of one image: `patch_features(...)[0]`.
         second: Features of the other image, on the same grid or another.
 
     Returns:
-        The pairs; at least one.
+        The pairs; there is at least one.
 
     Raises:
         AnalysisError: The features have other shapes or are not finite.
@@ -207,7 +208,7 @@ def correspondences(first: np.ndarray, second: np.ndarray) -> Correspondences:
 
 
 def _checked(features: np.ndarray, ndim: int) -> np.ndarray:
-    """Return features in float64, which sums of the squares of float16 features need."""
+    """Return features in float64: sums of squares overflow in float16."""
     features = np.asarray(features)
     shape = "(B, h, w, D)" if ndim == 4 else "(h, w, D)"
     if features.ndim != ndim or 0 in features.shape:
@@ -218,16 +219,16 @@ def _checked(features: np.ndarray, ndim: int) -> np.ndarray:
 
 
 def _unit(tokens: np.ndarray) -> np.ndarray:
-    """Return vectors of norm 1; those of norm 0 unchanged."""
+    """Return vectors scaled to norm 1; zero vectors are unchanged."""
     norms = np.linalg.norm(tokens, axis=-1, keepdims=True)
     return np.divide(tokens, norms, out=np.zeros_like(tokens), where=norms > 0)
 
 
 def _project(tokens: np.ndarray, fitted: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (patches, D) projected on the principal components of some of them, and the variance along each."""
+    """Return (patches, D) projected on the principal components of the fitted patches, and the variance along each."""
     mean = fitted.mean(axis=0)
     centred = fitted - mean
-    # The covariance, because there are many more patches than features.
+    # The covariance matrix is smaller than the data: there are many more patches than features.
     variances, directions = np.linalg.eigh(centred.T @ centred / len(fitted))
     variances, directions = variances[::-1][:count], directions[:, ::-1][:, :count]
     rounding = RESOLUTION**2 * np.square(fitted).sum(axis=1).mean()

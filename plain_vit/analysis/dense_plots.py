@@ -1,4 +1,4 @@
-"""Figures of patch features, in the style of those in `plots`, which has them too.
+"""Figures of patch features, in the style of `plots`, which exports them too.
 
 Legend: `B` images, `H W` pixels, `h w` patch grid.
 """
@@ -32,8 +32,8 @@ with needs("plain-vit[analysis]"):
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-MARK = "#56b4e9"  # of the chosen patch: against orange, for colour-blind readers too
-EXTREMES = (0.01, 0.99)  # quantiles of a component that get the least and the most of its colour
+MARK = "#56b4e9"  # of the chosen patch: distinct from orange for colour-blind readers too
+EXTREMES = (0.01, 0.99)  # quantiles of a component that get the darkest and the brightest shade of its colour
 
 
 def plot_patch_components(
@@ -45,7 +45,7 @@ def plot_patch_components(
 
     Args:
         images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
-        components: Their components, from `patch_components`; of fewer than three, the colours left are constant.
+        components: Their components, from `patch_components`. With fewer than three, the other colours are constant.
         titles: One title per image.
     """
     height = 1.55 * aspect(images) + (0.4 if titles else 0.15)
@@ -89,9 +89,9 @@ def plot_patch_similarity(
     *,
     titles: Sequence[str] | None = None,
 ) -> Figure:
-    """Draw the similarity of all patches to one of them over the images, and a cross on that one.
+    """Draw the similarity of all patches to a chosen patch over the images, and a cross on the chosen patch.
 
-    All maps share one scale, from 0 to 1: negative cosines are drawn as 0. The range of each map is below it.
+    All maps share one scale, from 0 to 1: negative cosines are drawn as 0. The range of each map is printed below it.
 
     Args:
         images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
@@ -126,9 +126,9 @@ def plot_correspondences(
 
     Args:
         first: Values in [0, 1] of shape (H, W, 3) or (H, W), as returned by `displayable`.
-        second: The other image, likewise, of any size.
+        second: The other image, in the same format, of any size.
         matches: From `correspondences`.
-        most: Number of lines, those of the highest similarity; colours only tell them apart.
+        most: Maximum number of lines; the most similar pairs are drawn. Colours only tell the lines apart.
         titles: One title per image.
     """
     height = first.shape[0]

@@ -1,4 +1,4 @@
-"""Parts of figures: panels, images, maps over images, colour scales, and what figures say in words."""
+"""Parts of figures: panels, images, maps over images, colour scales, and descriptions in words."""
 
 import math
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ def panels(
     each: int = 1,
     **options: Any,
 ) -> tuple[Figure, np.ndarray]:
-    """Return a figure with hidden axes for several items, and the axes of these, of shape (items, each).
+    """Return a figure with hidden axes for several items, and these axes, of shape (items, each).
 
     Args:
         count: Number of items.
-        most: Number of items side by side, at most.
-        width: Inches of the margins and of an item.
-        height: Likewise; no figure is lower than its colour scale.
-        each: Number of axes of an item, side by side.
+        most: Maximum number of items side by side.
+        width: Width of the margins and of an item, in inches.
+        height: Height of the margins and of an item, in inches; no figure is lower than its colour scale.
+        each: Number of axes per item, side by side.
         **options: Further arguments of `Figure.subplots`.
     """
     columns = min(most, count)
@@ -57,7 +57,7 @@ def add_title(axis: Axes, titles: Sequence[str] | None, number: int) -> None:
 
 
 def show_image(axis: Axes, image: np.ndarray) -> None:
-    """Draw an image, grey or in colours, without smoothing."""
+    """Draw a grey or colour image without smoothing."""
     axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 
@@ -92,12 +92,12 @@ def colour_scale(
     size: float = 8,
     **place: Any,
 ) -> None:
-    """Add a colour scale in small letters.
+    """Add a colour scale with small labels.
 
     Args:
         figure: The figure.
-        colours: A picture, or the colours of several.
-        axes: The axes that make room for it.
+        colours: An image drawn by matplotlib, or the colour mapping of several images.
+        axes: The axes that make room for the scale.
         label: What the colours mean.
         ticks: Values that are labelled, and their labels (default: as matplotlib chooses).
         size: Font size of the labels.
@@ -123,19 +123,19 @@ def blank(axis: Axes) -> None:
 
 
 def short_number(value: float) -> str:
-    """Return a value with as many digits as tell something."""
+    """Format a value with as many digits as are meaningful."""
     return "0" if value == 0 else f"{value:.2g}"
 
 
 def percent(share: float) -> str:
-    """Return a share in percent, never rounded to certainty."""
+    """Format a share in percent, never rounded to 0% or 100%."""
     if 0 < share < 0.005:
         return "<1%"
     return ">99%" if 0.995 <= share < 1 else f"{share:.0%}"
 
 
 def score_text(value: float, problem_type: str | None) -> str:
-    """Return a probability in percent, or a number of a regression."""
+    """Format a probability in percent, or an output of a regression as a number."""
     return f"{value:.4g}" if problem_type == REGRESSION else percent(value)
 
 
@@ -156,12 +156,12 @@ def numbered(titles: Sequence[str] | None, count: int) -> Sequence[str]:
 
 
 def describe(figure: Figure, what: str, items: Sequence[str] = ()) -> Figure:
-    """Return the figure with a description of its content as its label, which pages use as alternative text.
+    """Set a description of a figure as its label, which pages use as alternative text, and return the figure.
 
     Args:
         figure: The figure.
         what: What it shows.
-        items: The same about single parts; the first `MOST` are named.
+        items: Descriptions of its parts; only the first `MOST` are used.
     """
     more = [f"and {len(items) - MOST} more"] if len(items) > MOST else []
     figure.set_label(f"{what}. {'; '.join([*items[:MOST], *more])}" if items else what)
@@ -169,7 +169,7 @@ def describe(figure: Figure, what: str, items: Sequence[str] = ()) -> Figure:
 
 
 def describe_maps(figure: Figure, maps: np.ndarray, titles: Sequence[str], first: str = "") -> Figure:
-    """Describe a figure of one map for each title, of shape (B, h, w), after a first sentence."""
+    """Describe a figure with one map per title, of shape (B, h, w), after a first sentence."""
     items = [
         f"{title}: {highest_place(a_map)}, {range_text(a_map)}, mean {short_number(a_map.mean())}"
         for title, a_map in zip(titles, maps, strict=True)

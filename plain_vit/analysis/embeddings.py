@@ -16,7 +16,7 @@ from plain_vit.errors import AnalysisError
 from plain_vit.modeling_plain_vit import PlainViTModel
 from plain_vit.positions_plain_vit import Distances
 
-BRIGHT = 1024.0  # a pixel beside which rounding of the bias is small
+BRIGHT = 1024.0  # a pixel value so large that rounding of the bias is negligible
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PatchFilters:
     Args:
         components: Unit vectors of shape (count, C, patch height, patch width), in order of explained variance; the
             sign makes the entry with the largest magnitude positive.
-        explained_variance: Fraction of the filters' variance along each, of shape (count,).
+        explained_variance: Fraction of the filters' variance along each component, of shape (count,).
     """
 
     components: np.ndarray
@@ -41,8 +41,8 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
         count: Number of components; fewer if a patch has fewer values, or the model fewer filters.
 
     Raises:
-        AnalysisError: The count is below 1, all filters are equal, or the projection reads other than the pixels of a
-            patch: the features of a hybrid, or shifted patches too.
+        AnalysisError: The count is below 1, all filters are equal, or the projection does not read just the pixels of a
+            patch: it reads the features of a hybrid, or shifted patches as well.
 
     Source:
         Dosovitskiy et al. 2021, Figure 7 (left).
@@ -76,7 +76,7 @@ def _filters(vit: PlainViTModel) -> torch.Tensor:
     shape = (height, width, channels) if is_dense else (channels, height, width)
     if type(projection) in (nn.Conv2d, nn.Linear):
         weight = projection.weight.detach()
-    else:  # packed, quantised or with an adapter: what it makes of each pixel
+    else:  # packed, quantised or with an adapter: measure its output for each pixel
         pixels = BRIGHT * torch.eye(math.prod(shape), dtype=vit.dtype, device=vit.device)
         pixels = pixels if is_dense else pixels.unflatten(1, shape)
         with torch.no_grad():
@@ -87,7 +87,7 @@ def _filters(vit: PlainViTModel) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class PositionSimilarity:
-    """Cosine similarity of position embeddings, from -1 to 1; 0 where one of them is all zeros.
+    """Cosine similarity of position embeddings, from -1 to 1; 0 where an embedding is all zeros.
 
     Args:
         patches: Similarity of all pairs of patches, of shape (h, w, h, w).
@@ -123,19 +123,19 @@ def position_similarity(model: nn.Module, grid_size: tuple[int, int] | None = No
 
 
 def relative_position_biases(model: nn.Module, grid_size: tuple[int, int] | None = None) -> np.ndarray:
-    """Return the biases that relative positions add to the attention scores.
+    """Return the relative position biases that are added to the attention scores.
 
     Args:
         model: A plain ViT.
-        grid_size: Grid (down, across) whose distances they are for (default: the model's own).
+        grid_size: Grid (down, across) whose relative positions are covered (default: the model's own).
 
     Returns:
         Biases of shape (layers or 1, heads, 2 h - 1, 2 w - 1), laid out around the querying patch, which is in the
-        middle: below it are the keys that are below it in the image. The first axis is 1 if all blocks share one bias;
-        of blocks with several attentions, those of each follow one another.
+        middle: keys below it in the image are below it here. The first axis is 1 if all blocks share one bias; in
+        blocks with several attentions, there is one entry per attention.
 
     Raises:
-        AnalysisError: The model has no bias of relative positions, or one that depends on the query.
+        AnalysisError: The model has no relative position bias, or its bias depends on the query.
 
     Source:
         Bao et al. 2022; Liu et al. 2021, section 3.2.
@@ -153,7 +153,7 @@ def relative_position_biases(model: nn.Module, grid_size: tuple[int, int] | None
     owners = [module for module in modules if isinstance(getattr(module, "relative_position_bias", None), nn.Module)]
     with torch.no_grad():
         biases = [owner.relative_position_bias(Distances((h, w), every)) for owner in owners]
-    return as_array(torch.stack(biases).flip(-2, -1))  # ours count from the key to the query
+    return as_array(torch.stack(biases).flip(-2, -1))  # the model counts from the key to the query
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def resampled_positions(model: nn.Module, image_size: tuple[int, int]) -> Resamp
 
 
 def _grid(vit: PlainViTModel, given: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the grid (down, across) that was given, or else the model's own."""
+    """Return the given grid (down, across), or the model's own if there is none."""
     if given is None:
         return vit.config.grid_size
     h, w = whole_numbers("grid_size", given, shape=(2,)).tolist()

@@ -65,8 +65,8 @@ def grad_cam(
 def grad_cam_layer(model: nn.Module) -> nn.Module:
     """Return the module whose output Grad-CAM uses: the norm before the attention of the last block.
 
-    After that attention a class token no longer depends on the patches, and their gradients are 0. In blocks with norms
-    in other places it is the block (or the embeddings) before the last block.
+    After that attention, the class token no longer depends on the patches, so their gradients are 0. If the norms of
+    the block are elsewhere, the module is the block before the last one, or the embeddings.
 
     Args:
         model: A plain ViT.
@@ -119,7 +119,7 @@ def integrated_gradients(
 
     Returns:
         Contributions of shape (B, C, H, W), in units of the class score. With enough steps they sum to the score of
-        the image minus that of the baseline; otherwise there is a warning.
+        the image minus the score of the baseline; otherwise a warning is issued.
 
     Raises:
         AnalysisError: A class or the steps are out of range, the model has no classifier or computes without gradients,

@@ -20,7 +20,7 @@ from plain_vit.analysis.inspection import (
 
 
 def logit_lens(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
-    """Return the class scores of the model if it stopped after each layer.
+    """Return the class scores that the model would give if it stopped after each layer.
 
     The model's own final norm, pooling and classifier are applied to the tokens of every layer.
 
@@ -29,8 +29,8 @@ def logit_lens(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any])
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
 
     Returns:
-        Logits of shape (B, layers + 1, classes): after the embeddings, after layer 0, and so on; the last are those of
-        the model.
+        Logits of shape (B, layers + 1, classes): after the embeddings, after layer 0, and so on. The last are
+        the model's own logits.
 
     Raises:
         AnalysisError: The model has no classifier, or the pixels do not fit it.
@@ -49,7 +49,7 @@ def logit_lens(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any])
 
 
 def token_norms(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:
-    """Return the norm of every token after every layer; artefact tokens have unusually large ones.
+    """Return the norm of every token after every layer; artefact tokens have unusually large norms.
 
     Args:
         model: A plain ViT.

@@ -1,4 +1,4 @@
-"""Running a model to record attentions and outputs, without changing it.
+"""Run a model and record its attentions and outputs, without changing it.
 
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D` hidden size.
 """
@@ -51,7 +51,7 @@ class TokenLayout:
         """Return the positions of a query.
 
         Args:
-            query: The name of a token, "patches" for all of them, or the (row, column) of a patch, from 0.
+            query: The name of a token, "patches" for all patches, or the (row, column) of a patch, from 0.
 
         Raises:
             AnalysisError: There is no such token, or the patch is outside the grid.
@@ -73,10 +73,10 @@ class TokenLayout:
 
 
 def plain(model: Any) -> PlainViTPreTrainedModel:
-    """Return the plain ViT inside the wrappers of `torch.compile`, of data parallelism and of PEFT, in any order.
+    """Return the plain ViT inside wrappers of `torch.compile`, data parallelism and PEFT, in any order.
 
     Raises:
-        AnalysisError: It is another kind of model, or has no modules.
+        AnalysisError: The model is not a plain ViT, or is prepared for an engine, which leaves no modules.
     """
     while (inside := _unwrapped(model)) is not model:
         model = inside
@@ -94,13 +94,13 @@ def plain(model: Any) -> PlainViTPreTrainedModel:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Return what a model wraps, if it wraps one."""
+    """Return the model inside a wrapper, or the model itself if it is not wrapped."""
     model = getattr(eager(model), "module", eager(model))
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def observed(model: nn.Module) -> PlainViTPreTrainedModel:
-    """Return a replica of the plain ViT inside any wrappers; hooks on it are not on the model.
+    """Return a replica of the plain ViT inside any wrappers; hooks on the replica do not affect the model.
 
     Raises:
         AnalysisError: As for `plain`.
@@ -128,7 +128,7 @@ def token_layout(model: nn.Module, pixel_values: torch.Tensor) -> TokenLayout:
         grid_size = cast(OneSize, tokens_of(config, pixel_values)).grid_size
         positions = encoder(model).embeddings.position_embeddings
         if config.position_resampling == "truncate" and positions is not None:
-            with torch.no_grad():  # raises for a grid that the table is too small for, as the model would
+            with torch.no_grad():  # raises the model's error if the position table is too small for this grid
                 positions(grid_size, torch.empty(0, device=plain(model).device))
     except ValueError as error:
         raise AnalysisError(str(error)) from error
@@ -144,10 +144,10 @@ def token_layout(model: nn.Module, pixel_values: torch.Tensor) -> TokenLayout:
 
 
 def as_batch(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> torch.Tensor:
-    """Return pixels, or those of an image processor's output, on the model's device.
+    """Return pixels, or the pixels in an image processor's output, on the model's device.
 
     Raises:
-        AnalysisError: They are patches of images of several sizes, or no floating-point numbers.
+        AnalysisError: The input holds patches of images of several sizes, or values that are not floating-point.
     """
     if isinstance(pixel_values, Mapping):
         pixel_values = pixels_of(pixel_values, plain(model).config.patch_shape[0])
@@ -160,7 +160,7 @@ def as_batch(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -
 def prepared(
     model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]
 ) -> tuple[PlainViTPreTrainedModel, torch.Tensor, TokenLayout]:
-    """Return a replica of the model, as `observed` does, its input, as `as_batch` does, and the token layout.
+    """Return a replica of the model (see `observed`), its input (see `as_batch`), and the token layout.
 
     Raises:
         AnalysisError: As for these functions and `token_layout`.
@@ -170,14 +170,14 @@ def prepared(
 
 
 def pixels_of(inputs: Mapping[str, Any], patch_size: int | None) -> torch.Tensor:
-    """Return the pixels (B, C, H, W) in the output of an image processor, also if it cut them into patches.
+    """Return the pixels (B, C, H, W) in the output of an image processor, even if it cut them into patches.
 
     Args:
         inputs: The output.
         patch_size: Side of the patches, in pixels.
 
     Raises:
-        AnalysisError: The images have several sizes, or the side of their patches is not known.
+        AnalysisError: The images differ in size, or the side of their patches is not known.
     """
     if "spatial_shapes" not in inputs:
         return _as_tensor(inputs["pixel_values"])
@@ -193,14 +193,14 @@ def pixels_of(inputs: Mapping[str, Any], patch_size: int | None) -> torch.Tensor
 
 
 def _as_tensor(values: Any) -> torch.Tensor:
-    """Return a tensor, also of a list of tensors or arrays, as an image processor returns without `return_tensors`."""
+    """Return a tensor, also for the lists that an image processor returns without `return_tensors`."""
     if isinstance(values, list):
         return torch.stack([torch.as_tensor(value) for value in values])
     return torch.as_tensor(values)
 
 
 def attention_modules(model: nn.Module) -> list[list[nn.Module]]:
-    """Return the attentions of each layer; only layers with branches have several.
+    """Return the attention modules of each layer; only layers with parallel branches have several.
 
     Raises:
         AnalysisError: The model has no layers.
@@ -221,7 +221,7 @@ def record_attentions(model: nn.Module, keep: Callable[[torch.Tensor], Kept]) ->
         keep: Function applied to the weights of one attention, of shape (B, heads, L, L).
 
     Returns:
-        For each layer the results for its attentions, filled by the forward pass.
+        One list per layer with a result for each of its attentions, filled by the forward pass.
     """
     modules = attention_modules(model)
     kept: list[list[Kept]] = [[] for _ in modules]
@@ -240,7 +240,7 @@ def record_attentions(model: nn.Module, keep: Callable[[torch.Tensor], Kept]) ->
 
 
 def record_outputs(*modules: nn.Module) -> list[torch.Tensor]:
-    """Record the outputs of these modules of a replica in every forward pass, in the order in which they run."""
+    """Record the outputs of modules of a replica in every forward pass, in the order in which the modules run."""
     kept: list[torch.Tensor] = []
     for module in modules:
         module.register_forward_hook(lambda _module, _args, output: kept.append(output))
@@ -248,19 +248,19 @@ def record_outputs(*modules: nn.Module) -> list[torch.Tensor]:
 
 
 def whole_numbers(what: str, given: Any, *, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """Return a whole number, or several in any kind of sequence, as an array of integers.
+    """Return a whole number, or a sequence of them of any kind, as an array of integers.
 
     Args:
-        what: What they are, for the error.
+        what: What the numbers are, for the error message.
         given: Numbers of Python, numpy or torch.
-        shape: () for one number, (n,) for so many (default: any).
+        shape: () for one number, (n,) for n numbers (default: any shape).
 
     Raises:
-        AnalysisError: They are of another kind or shape.
+        AnalysisError: The values are not whole numbers, or have another shape.
     """
     try:
         numbers = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
-    except ValueError:  # sequences of several lengths
+    except ValueError:  # nested sequences of different lengths
         numbers = np.empty(0, dtype=object)
     is_whole = numbers.dtype.kind in "iu" or (numbers.dtype.kind == "f" and numbers.size == 0)
     if not is_whole or numbers.ndim > 1 or shape not in (None, numbers.shape):
@@ -274,7 +274,7 @@ def patch_in_grid(what: str, patch: Any, grid_size: tuple[int, int]) -> tuple[in
     """Return the (row, column) of a patch.
 
     Raises:
-        AnalysisError: It is no such pair, or outside the grid.
+        AnalysisError: The value is not a pair of whole numbers, or the patch is outside the grid.
     """
     row, column = whole_numbers(what, patch, shape=(2,)).tolist()
     h, w = grid_size
@@ -290,7 +290,7 @@ def chosen(what: str, wanted: int | Sequence[int] | None, count: int) -> list[in
     """Return layer or head numbers from 0; negative ones count from the end.
 
     Raises:
-        AnalysisError: There is none, or one of them is out of range.
+        AnalysisError: There are no numbers, or one of them is out of range.
     """
     if wanted is None:
         return list(range(count))
@@ -307,7 +307,7 @@ def chosen(what: str, wanted: int | Sequence[int] | None, count: int) -> list[in
 
 
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Multiply matrices in float32, under autocast too."""
+    """Multiply matrices in float32, even under autocast."""
     with torch.autocast(left.device.type, enabled=False):
         return left.float() @ right.float()
 
@@ -335,7 +335,7 @@ def classify(model: PlainViTPreTrainedModel, pixel_values: torch.Tensor) -> torc
 def differentiable_scores(
     model: PlainViTPreTrainedModel, pixel_values: torch.Tensor, target: int | Sequence[int] | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the target classes and their scores, as `target_scores`; the scores have gradients.
+    """Return the target classes and their scores, like `target_scores`, with gradients.
 
     Args:
         model: A plain ViT with a classifier.
@@ -343,7 +343,7 @@ def differentiable_scores(
         target: The class, or one for each image (default: the highest score of each image).
 
     Raises:
-        AnalysisError: The scores have no gradients, or as for `classify` and `target_scores`.
+        AnalysisError: The scores have no gradients; also the errors of `classify` and `target_scores`.
     """
     targets, scores = target_scores(classify(model, pixel_values), target)
     if not scores.requires_grad:
@@ -358,7 +358,7 @@ def target_scores(logits: torch.Tensor, target: int | Sequence[int] | None) -> t
     """Return the target classes (the highest of each image if None) and their scores, both of shape (B,).
 
     Raises:
-        AnalysisError: A class is out of range, or there is not one for each image.
+        AnalysisError: A class is out of range, or the number of classes is neither 1 nor the number of images.
     """
     batch, classes = logits.shape
     if target is None:

@@ -1,7 +1,7 @@
 """Self-contained HTML pages with embedded figures, readable on a phone and in light and dark mode.
 
-Figures keep their size, so that their text stays readable; one wider than the screen scrolls in its own frame. The
-content security policy of a page allows only requests for its pictures, and only its own script.
+Figures keep their size, so that their text stays readable; a figure wider than the screen scrolls in its own frame.
+The content security policy of a page allows only requests for its pictures, and only its own script.
 """
 
 import base64
@@ -55,9 +55,9 @@ def html_page(title: str, body: str, *, style: str = "", script: str = "", pictu
     Args:
         title: Title as plain text.
         body: HTML below the title.
-        style: CSS after that of all pages.
-        script: JavaScript that runs after the body is read.
-        pictures: Where pictures may come from, as in a content security policy; by default the page itself.
+        style: CSS added after the CSS of all pages.
+        script: JavaScript that runs after the body is parsed.
+        pictures: Allowed sources of pictures, as in a content security policy (default: only the page itself).
     """
     style = STYLE + style
     scripts = _hash(script) if script else "'none'"
@@ -90,7 +90,7 @@ def inline_picture(data: bytes, text: str) -> str:
 
 
 def html_figure(content: str, caption: str = "") -> str:
-    """Return a figure with a caption above it, if it has one.
+    """Return a figure with an optional caption above it.
 
     Args:
         content: HTML.
@@ -108,7 +108,7 @@ def html_section(title: str, caption: str, figures: Sequence[str], *, name: str 
         caption: Caption as plain text.
         figures: HTML.
         name: Name for links to the section.
-        is_pair: The figures are of two models: the page grows wide enough for both.
+        is_pair: Whether the figures show two models, for which the page becomes wide enough.
     """
     heading = f'<h2 id="{plain_text(name)}">' if name else "<h2>"
     return (
@@ -118,7 +118,7 @@ def html_section(title: str, caption: str, figures: Sequence[str], *, name: str 
 
 
 def framed(content: str, name: str) -> str:
-    """Return a frame that scrolls sideways if its content is wider than the screen, by keyboard too.
+    """Return a frame that scrolls sideways, also by keyboard, if its content is wider than the screen.
 
     Args:
         content: HTML.
@@ -131,7 +131,7 @@ def html_table(head: Sequence[object], rows: Sequence[Sequence[object]], name: s
     """Return a table of plain texts in a scrollable frame.
 
     Args:
-        head: Column headings; none if empty.
+        head: Column headings; no heading row if empty.
         rows: Cells.
         name: Accessible name of the table.
     """

@@ -1,4 +1,4 @@
-"""Image files, opened one at a time and of bounded size."""
+"""Read image files one at a time, with bounded memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from plain_vit.errors import DataError
 from plain_vit.files.images import UNREADABLE, open_image, orientation, reason, upright
 
 MOST_BYTES = 190_000_000  # of a decoded image and its conversion to RGB
-BYTES_PER_PIXEL = {"RGB": 4, "1": 5, "L": 5, "P": 5}  # as Pillow stores it, and 4 for the RGB image made of it
-MOST_BYTES_PER_PIXEL = 8  # of every other mode, and while an image is turned
-REDUCTIONS = (2, 4, 8)  # at which libjpeg can decode
+BYTES_PER_PIXEL = {"RGB": 4, "1": 5, "L": 5, "P": 5}  # as Pillow stores them, plus 4 for the RGB copy
+MOST_BYTES_PER_PIXEL = 8  # for every other mode, and while an image is rotated
+REDUCTIONS = (2, 4, 8)  # factors by which libjpeg can decode at a lower resolution
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images that are read on access; none is kept in memory.
+    """Images that are read on access and not kept in memory.
 
     Args:
         images: Paths or opened images.
@@ -70,12 +70,12 @@ def _opened(path: str | Path) -> Image.Image:
     if Path(path).exists() and not Path(path).is_file():
         raise DataError(f"{path} is a folder, a pipe or a device: give an image file")
     try:
-        opened = open_image(path, most_pixels=None)  # their number is checked here
+        opened = open_image(path, most_pixels=None)  # this function checks the number of pixels
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as an image: {reason(error)}") from error
     width, height = opened.size
-    is_progressive = bool(opened.info.get("progressive"))  # libjpeg holds all coefficients of such a file
-    is_turned = "exif" in opened.info and orientation(opened) > 1  # by a copy; Pillow decodes a PNG to find out more
+    is_progressive = bool(opened.info.get("progressive"))  # libjpeg keeps all its coefficients in memory
+    is_turned = "exif" in opened.info and orientation(opened) > 1  # copied; Pillow decodes a PNG to find more EXIF
     per_pixel = BYTES_PER_PIXEL.get(opened.mode, MOST_BYTES_PER_PIXEL)
     per_pixel = MOST_BYTES_PER_PIXEL if is_progressive or is_turned else per_pixel
     most_pixels = MOST_BYTES // per_pixel

@@ -1,6 +1,6 @@
 """Figures of the results of the array functions. Each function returns a figure without showing or saving it.
 
-The label of a figure of a page, `figure.get_label()`, says in words what it shows, as alternative text.
+The label of a figure, `figure.get_label()`, describes its content in words; pages use it as alternative text.
 
 Colours are safe for colour-blind readers: sequential scales are cividis and viridis, signed ones range from purple to
 orange, lines use the colours of Okabe and Ito.
@@ -58,9 +58,9 @@ with needs("plain-vit[analysis]"):
 
 SEQUENTIAL, SIGNED = "cividis", "PuOr"
 RIGHT, WRONG, NEUTRAL = "#00735a", "#c04a00", "#404040"  # Okabe and Ito's bluish green and vermilion, darkened for text
-ACROSS, UPWARDS = 40, 28  # characters of labels that fit a small panel; those of a legend as upwards
-TRAINING = "train"  # what the log calls the images of the training
-PHONE = 3.3  # inches; at the resolution of a page, 363 of the 366 pixels that margins leave on a screen of 390
+ACROSS, UPWARDS = 40, 28  # characters of a label that fit a small panel; legends have room for UPWARDS
+TRAINING = "train"  # the log's name for the training images
+PHONE = 3.3  # inches: 363 pixels at the resolution of a page; margins leave 366 on a screen of 390 pixels
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
@@ -74,13 +74,13 @@ def plot_maps_over_images(
 ) -> Figure:
     """Draw each image next to the same image overlaid with its map, and below it the range of the map.
 
-    All maps share one scale, from 0 to the highest value of all, so that noise and uniform maps are recognisable.
+    All maps share one scale, from 0 to their overall maximum, so that noise and uniform maps are recognisable.
 
     Args:
         images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
         maps: Maps of shape (B, h, w): rollout, Grad-CAM, or one head of `attention_maps`.
         titles: One title per image.
-        classes: The class that each map is for, which is drawn instead of the title.
+        classes: The class that each map explains, drawn instead of the title.
         meaning: Label of the colour scale.
     """
     above = titles if classes is None else classes
@@ -107,10 +107,10 @@ def plot_attention_heads(
     column_names: Sequence[str] | None = None,
     most: int | None = None,
 ) -> Figure:
-    """Draw a table of attention maps, each over its image, with a scale from 0 to the highest value of the map.
+    """Draw a table of attention maps over images, each with its own scale from 0 to the map's maximum.
 
-    That value is printed below each map. The maxima of heads differ by a factor of a hundred, so a common scale would
-    show only the sharpest.
+    The maximum is printed below each map. Maxima differ between heads by a factor of a hundred, so a common scale would
+    show only the sharpest head.
 
     Args:
         images: Values in [0, 1]: one image of shape (H, W, 3) or (H, W) for all rows, or one such image per row.
@@ -118,7 +118,7 @@ def plot_attention_heads(
             and the heads of one layer, `attention_maps(...)[:, layer]`.
         row_names: Names of the rows (default: "layer 0" and so on).
         column_names: Names of the columns (default: "head 0" and so on).
-        most: Number of columns that are drawn at most, an even selection (default: all).
+        most: Maximum number of columns, evenly selected (default: all).
     """
     rows, columns = maps.shape[:2]
     drawn = spread(columns, most or columns)
@@ -158,7 +158,7 @@ def plot_top_classes(
     problem_type: str | None = None,
     columns: int = 2,
 ) -> Figure:
-    """Draw images next to their most likely classes, or next to the numbers of a regression.
+    """Draw images next to their most likely classes, or next to the outputs of a regression.
 
     Args:
         images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
@@ -166,7 +166,7 @@ def plot_top_classes(
         class_names: Names in the order of the classes.
         top: Number of classes.
         titles: One title per image.
-        problem_type: That of the model's config; the numbers of a `regression` keep their order.
+        problem_type: From the model's config; the outputs of a `regression` keep their order.
         columns: Number of images side by side; one column is narrow enough for a phone.
     """
     names = class_labels(class_names, 18)
@@ -244,11 +244,11 @@ def plot_predictions(
 def plot_training_batch(
     images: Sequence[np.ndarray] | np.ndarray, shares: np.ndarray, class_names: Sequence[str]
 ) -> Figure:
-    """Draw training images with their labels; a blended image has the share of each of its classes.
+    """Draw training images with their labels; for a blended image, with the share of each class.
 
     Args:
         images: Values in [0, 1] of shape (H, W, 3) or (H, W), as returned by `displayable`; each may have its own size.
-        shares: Share of each class of shape (B, classes); one class of an image that is not blended has 1.
+        shares: Share of each class, of shape (B, classes); an image that is not blended has a single 1.
         class_names: Names in the order of the classes.
     """
     names = class_labels(class_names)
@@ -264,7 +264,7 @@ def plot_training_batch(
 
 
 def plot_confusion_matrix(matrix: np.ndarray, class_names: Sequence[str]) -> Figure:
-    """Draw a confusion matrix; the colour is the fraction of the true class.
+    """Draw a confusion matrix, coloured by the fraction of the true class.
 
     Args:
         matrix: Counts of shape (classes, classes), from `confusion_matrix`.
@@ -327,12 +327,12 @@ def plot_reliability(
     of: str = "images",
     x: str = "probability of the predicted class",
 ) -> Figure:
-    """Draw how often predictions of each confidence are correct, and how many there are of each.
+    """Draw a reliability diagram: the accuracy and the number of predictions in each bin of confidence.
 
     Args:
         counts: Number of images in each bin of confidence, of shape (bins,); the bins divide 0 to 1 evenly.
-        confidences: Their mean confidence, NaN without images.
-        accuracies: The fraction of them predicted correctly.
+        confidences: Mean confidence in each bin, NaN without images.
+        accuracies: Fraction of correct predictions in each bin.
         of: What the bins count.
         x: Label of the horizontal axis.
     """
@@ -362,9 +362,9 @@ def plot_predicted_numbers(targets: np.ndarray, predictions: np.ndarray, names: 
 
     Args:
         targets: True numbers of shape (B, numbers).
-        predictions: Predicted numbers, likewise.
+        predictions: Predicted numbers, of the same shape.
         names: Names of the numbers.
-        most: Number of numbers that are drawn at most.
+        most: Maximum number of regression outputs to draw.
     """
     count = min(most, len(names))
     figure = plain_figure(3.6 * count, 3.4)
@@ -381,7 +381,7 @@ def plot_predicted_numbers(targets: np.ndarray, predictions: np.ndarray, names: 
 def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") -> Figure:
     """Draw the losses, accuracies and learning rates in the log of a training run.
 
-    A colour means the same images in every panel, those of the training first, to which the learning rate belongs.
+    A colour stands for the same images in every panel: the first colour for the training images and the learning rate.
 
     Args:
         rows: One dictionary per log entry, as returned by `plain_vit.training.run.folder.read_log`.
@@ -425,14 +425,14 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
 
 
 def _measured_on(name: str) -> str:
-    """Return what a curve was measured on: "train", or "test" of `test_loss` and `test_accuracy`."""
+    """Return the images that a curve was measured on: "test" for `test_loss`, for example, otherwise "train"."""
     for word in ("loss", "accuracy", "learning_rate"):
         name = name.replace(word, "")
     return name.strip("_") or TRAINING
 
 
 def plot_learning_rates(rates: np.ndarray, losses: np.ndarray, smooth: np.ndarray) -> Figure:
-    """Draw the losses of a trial with rising learning rates.
+    """Draw the losses of a learning-rate range test.
 
     Args:
         rates: Learning rates of shape (steps,), positive.
@@ -444,7 +444,7 @@ def plot_learning_rates(rates: np.ndarray, losses: np.ndarray, smooth: np.ndarra
     axis.plot(rates, losses, color=LINES[0], linewidth=0.8, alpha=0.5)
     axis.plot(rates, smooth, color=LINES[1], linewidth=1.8)
     axis.set_xscale("log")
-    axis.xaxis.set_major_formatter(lambda rate, place: f"{rate:.0e}")  # matplotlib's own needs mathematics
+    axis.xaxis.set_major_formatter(lambda rate, place: f"{rate:.0e}")  # matplotlib's own formatter needs math text
     axis.xaxis.set_minor_formatter(lambda rate, place: "")
     axis.set_ylim(min(losses.min(), smooth.min()) - 0.05, 2 * smooth[0] - smooth.min())
     axis.set(xlabel="learning rate", ylabel="loss (nats)")
@@ -494,10 +494,10 @@ def plot_patch_filters(filters: PatchFilters) -> Figure:
 
 
 def plot_position_similarity(similarity: PositionSimilarity) -> Figure:
-    """Draw for each patch how alike its position embedding and those of all patches are.
+    """Draw for each patch the similarity of its position embedding to the embeddings of all patches.
 
     Args:
-        similarity: From `position_similarity`; of grids above 14 x 14 an even choice of patches is drawn.
+        similarity: From `position_similarity`; on grids above 14 x 14, an even selection of patches is drawn.
     """
     h, w = similarity.patches.shape[:2]
     rows, columns = spread(h, 14), spread(w, 14)
@@ -531,10 +531,10 @@ def plot_position_similarity(similarity: PositionSimilarity) -> Figure:
 
 
 def plot_relative_position_biases(biases: np.ndarray) -> Figure:
-    """Draw the bias of each distance between two patches, a row for each layer, a column for each head.
+    """Draw the relative position bias by offset between patches, with a row per layer and a column per head.
 
     Args:
-        biases: From `relative_position_biases`; of more layers or heads than eight an even choice is drawn.
+        biases: From `relative_position_biases`; above eight layers or heads, an even selection is drawn.
     """
     layers, heads = spread(len(biases), 8), spread(biases.shape[1], 8)
     h, w = ((count + 1) // 2 for count in biases.shape[2:])
@@ -569,14 +569,14 @@ def plot_relative_position_biases(biases: np.ndarray) -> Figure:
 
 
 def plot_prefix_similarity(similarity: PositionSimilarity, names: Sequence[str]) -> Figure:
-    """Draw the similarity between the positions of the tokens before the patches and those of the patches.
+    """Draw the similarity between the positions of the tokens before the patches and the positions of the patches.
 
     Args:
         similarity: From `position_similarity`.
-        names: Names of those tokens, `token_layout(...).before`.
+        names: Names of the tokens before the patches, `token_layout(...).before`.
 
     Raises:
-        ValueError: There is not one name for each token that has a position.
+        ValueError: The number of names differs from the number of tokens that have a position.
     """
     if len(names) != len(similarity.prefix) or not names:
         raise ValueError(
@@ -600,7 +600,7 @@ def plot_attention_distance(distances: np.ndarray, *, even: float | None = None)
 
     Args:
         distances: Distances of shape (layers, heads), in pixels: the mean of `attention_distance` over images.
-        even: The distance of uniform attention, in pixels: the mean of `patch_distances`.
+        even: The distance for uniform attention, in pixels: the mean of `patch_distances`.
     """
     depth, heads = distances.shape
     figure = plain_figure(max(5.0, 1.5 + 0.32 * depth), 3.6)
@@ -636,7 +636,7 @@ def plot_logit_lens(
     titles: Sequence[str] | None = None,
     problem_type: str | None = None,
 ) -> Figure:
-    """Draw the probabilities of the most likely classes by layer, or the numbers of a regression.
+    """Draw the probabilities of the most likely classes by layer, or the outputs of a regression.
 
     Args:
         images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
@@ -644,7 +644,7 @@ def plot_logit_lens(
         class_names: Names in the order of the classes.
         top: Number of classes, the most likely after the last layer.
         titles: One title per image.
-        problem_type: That of the model's config.
+        problem_type: From the model's config.
     """
     names = class_labels(class_names, 18)
     values = scores(torch.from_numpy(logits), problem_type).numpy()
@@ -677,7 +677,7 @@ def plot_logit_lens(
 
 
 def _story(logits: np.ndarray, names: Sequence[str], problem_type: str | None) -> str:
-    """Return the layer from which the final class leads, or where the numbers of a regression begin and end."""
+    """Say from which layer on the final class leads, or where the outputs of a regression begin and end."""
     if problem_type == REGRESSION:
         return ", ".join(
             f"{name} {score_text(first, problem_type)} to {score_text(last, problem_type)}"
@@ -685,7 +685,7 @@ def _story(logits: np.ndarray, names: Sequence[str], problem_type: str | None) -
         )
     leaders = logits.argmax(axis=-1)
     others = np.flatnonzero(leaders != leaders[-1])
-    since = f"layer {others[-1]}" if len(others) else "the embeddings"  # row 0 is after these, 1 after layer 0
+    since = f"layer {others[-1]}" if len(others) else "the embeddings"  # row 0 is the embeddings, row 1 layer 0
     return f"{names[leaders[-1]]} is the most likely class from {since} on"
 
 
@@ -738,13 +738,13 @@ def plot_contributions(
         images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
         contributions: Contributions of shape (B, C, H, W), from `integrated_gradients`; channels are summed.
         titles: One title per image.
-        unit: What the contributions sum to.
+        unit: The quantity that the contributions sum to.
     """
     figure, axes = panels(len(images), 3, (0, 4.3), (0.3, 1.9), each=2)
     for i, ((picture, axis), image, parts) in enumerate(zip(axes, images, contributions.sum(axis=1), strict=True)):
         show_image(picture, image)
         add_title(picture, titles, i)
-        # On the full range, a few strong pixels would leave the rest white.
+        # With the full range, a few strong pixels would leave the rest white.
         limit = float(np.quantile(np.abs(parts), 0.99)) or 1.0
         shown = axis.imshow(parts, cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="nearest")
         colour_scale(figure, shown, axis, drawable(f"part of the {unit}"), size=7, shrink=0.85, extend="both")
@@ -752,7 +752,7 @@ def plot_contributions(
 
 
 def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> Figure:
-    """Draw the position embeddings on both grids, projected on the principal components of the first.
+    """Draw the position embeddings on both grids, projected on the principal components of the model's own grid.
 
     Args:
         positions: From `resampled_positions`.
@@ -785,7 +785,7 @@ def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Fi
     """Draw images next to augmented views of them.
 
     Args:
-        originals: For each image values in [0, 1] of shape (H, W, 3) or (H, W), of any size.
+        originals: Images with values in [0, 1] of shape (H, W, 3) or (H, W), of any size.
         views: Values in [0, 1] of shape (images, draws, H, W, 3) or (images, draws, H, W), from `augmented_views`.
     """
     rows, count = views.shape[:2]
@@ -802,7 +802,7 @@ def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Fi
 
 
 def _legend(axis: Axes, labels: Sequence[str], **place: Any) -> None:
-    """Label the lines in their order; matplotlib itself omits labels that begin with an underscore."""
+    """Label the lines in order; matplotlib itself would omit labels that begin with an underscore."""
     axis.legend(axis.lines, [one_line(label, UPWARDS) for label in labels], fontsize=8, frameon=False, **place)
 
 
@@ -813,12 +813,12 @@ def _layer_ticks(axis: Axes, depth: int) -> None:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Return up to `most` numbers, evenly spread from the first to the last."""
+    """Return up to `most` indices below `count`, evenly spread from the first to the last."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
 
 
 def _whole_ticks(axis: Axes) -> None:
-    """Use integer ticks, for patches."""
+    """Use integer ticks."""
     for side in (axis.xaxis, axis.yaxis):
         side.set_major_locator(MaxNLocator(6, integer=True))
     axis.tick_params(labelsize=8)
@@ -832,11 +832,11 @@ def _tidy(axis: Axes) -> None:
 
 
 def _with_unit(label: str, field: str) -> str:
-    """Return the name of a panel's only field, with the unit from the panel's label."""
+    """Return the name of a panel's only field with the unit in the panel's label."""
     _, bracket, unit = label.partition(" (")
     return one_line(field.replace("_", " "), UPWARDS) + bracket + unit
 
 
 def leading(values: np.ndarray, problem_type: str | None) -> np.ndarray:
-    """Return the classes by their scores of shape (classes,), the likeliest first; numbers of a regression in order."""
+    """Return the classes sorted by scores of shape (classes,), descending; regression outputs keep their order."""
     return np.arange(len(values)) if problem_type == REGRESSION else values.argsort()[::-1]

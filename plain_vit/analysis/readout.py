@@ -1,4 +1,4 @@
-"""What each pooling reads: the weights of the last layer's tokens in the pooled features.
+"""Weights of the last layer's tokens in the pooled features, for each type of pooling.
 
 Legend: `B` batch, `h w` patch grid, `N` patches, `L` tokens, `D` hidden size, `d` head width.
 """
@@ -16,18 +16,18 @@ Readout = Callable[[PlainViTPreTrainedModel, TokenLayout, torch.Tensor], torch.T
 
 
 def readout(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Return how much the pooling reads of each token.
+    """Return the weight of each token in the pooled features.
 
     Args:
         model: A plain ViT.
         layout: The layout of its tokens.
-        hidden_states: What its pooling reads: the tokens (B, L, D) after the final norm.
+        hidden_states: Input of the pooling: the tokens (B, L, D) after the final norm.
 
     Returns:
         Weights of shape (B, 1, L) that sum to 1: the mean over the heads that pool, or over the channels.
 
     Raises:
-        AnalysisError: The pooling is not read out, or the model was built without it.
+        AnalysisError: The weights of this pooling are not defined, or the model was built without pooling.
     """
     pooling = model.config.pooling
     if pooling in NOT_READ_OUT:
@@ -58,7 +58,7 @@ def probe_weights(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_st
 
 
 def _of_class_token(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Half of the logits is the distillation token's, where there is one."""
+    """Weight the class token by 1, or both by 1/2 if the logits average it with the distillation token."""
     tokens = 1 + model.config.use_distillation_token
     return _spread(hidden_states, slice(0, tokens), 1 / tokens)
 
@@ -69,7 +69,7 @@ def _of_mean(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states:
 
 
 def _of_maximum(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Each channel is that of one token; tokens of one value share it."""
+    """Assign each channel to the token with the maximum; tokens with equal values share it."""
     pooled = _pooled(model, layout)
     tokens = hidden_states[:, pooled].float()  # B N D
     highest = (tokens == tokens.amax(dim=1, keepdim=True)).float()
@@ -92,12 +92,12 @@ def _half_each(one: Readout, other: Readout) -> Readout:
 
 
 def _pooled(model: PlainViTPreTrainedModel, layout: TokenLayout) -> slice:
-    """Return the places of the tokens that a pooling over patches reads."""
+    """Return the positions of the tokens that a pooling over patches reads."""
     return slice(None) if model.config.pool_prefix_tokens else layout.patches
 
 
 def _spread(hidden_states: torch.Tensor, read: slice, values: torch.Tensor | float) -> torch.Tensor:
-    """Return these weights of the tokens that are read, and 0 for the others: (B, L)."""
+    """Return the weights of all tokens, (B, L): the given values for the tokens that are read, 0 for the others."""
     weights = torch.zeros(hidden_states.shape[:2], device=hidden_states.device)
     weights[:, read] = values
     return weights

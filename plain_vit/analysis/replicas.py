@@ -1,4 +1,4 @@
-"""Replicas of models: other modules with the same tensors, to be watched while the model stays as it is."""
+"""Replicas of models: new modules with the same tensors, which can have hooks while the model stays unchanged."""
 
 import operator
 from collections.abc import Callable
@@ -12,20 +12,20 @@ from plain_vit.errors import AnalysisError
 
 Module = TypeVar("Module", bound=nn.Module)
 Twins = dict[int, Any]  # the replicas, by the identity of their modules
-OF_THE_MODEL_ITSELF = ("_compiled_call_impl", "graphs")  # its compiled code, and its recorded kernels
+OF_THE_MODEL_ITSELF = ("_compiled_call_impl", "graphs")  # compiled code and CUDA graphs, which are not copied
 
 
 def replica(model: Module) -> Module:
     """Return a copy of a model's modules that holds the same tensors, is in evaluation mode and is not compiled.
 
-    The copy has hooks of its own, in addition to those of the model: threads may look at one model at the same time,
-    each at a replica, while another thread trains it.
+    The copy keeps the model's hooks, and hooks added to the copy do not affect the model: several threads may inspect
+    one model, each through its own replica, while another thread trains it.
 
     Args:
-        model: Any model; what was compiled, the whole or parts of it, is copied as it was before.
+        model: Any model; compiled modules are copied uncompiled.
 
     Raises:
-        AnalysisError: A module has a `forward` of its own, of which no copy can be made.
+        AnalysisError: The `forward` of a module was replaced by one that cannot be copied.
     """
     names: dict[nn.Module, str] = {}
     for name, module in model.named_modules():
@@ -50,7 +50,7 @@ def _is_registry(attribute: str, value: Any) -> bool:
 
 
 def _check_forward(module: nn.Module, twin: nn.Module, name: str) -> None:
-    """Refuse a replaced `forward` that may compute with the module itself, and undo the compiling of a class's."""
+    """Refuse a replaced `forward` that may compute with the original module, and undo the compilation of a class's."""
     own = _before_compiling(vars(module).get("forward"))
     of_class = _before_compiling(type(module).forward)
     if own is None and of_class is not type(module).forward:
@@ -65,7 +65,7 @@ def _check_forward(module: nn.Module, twin: nn.Module, name: str) -> None:
 
 
 def eager(module: Any) -> Any:
-    """Return the module inside that of `torch.compile`, or the module itself."""
+    """Return the module inside a `torch.compile` wrapper, or the module itself."""
     while isinstance(module, nn.Module) and "_orig_mod" in module._modules:
         module = module._orig_mod
     return module
@@ -76,10 +76,10 @@ def _before_compiling(function: Any) -> Any:
 
 
 def _rebound(value: Any, twins: Twins, within: frozenset[int] = frozenset()) -> Any:
-    """Return an attribute of a module for its twin: a twin for a module, and a function that holds twins for one.
+    """Return an attribute with all modules in it replaced by their twins, also inside functions.
 
-    What is put in place of a module's `forward` is a method, a call of one with fixed arguments, or a function around
-    one. Whatever holds no module is returned itself.
+    A replaced `forward` is usually a method, a method with some arguments fixed, or a function around a method. Values
+    that hold no module are returned unchanged.
     """
     value = _before_compiling(value)
     if isinstance(value, nn.Module):
@@ -96,7 +96,7 @@ def _rebound(value: Any, twins: Twins, within: frozenset[int] = frozenset()) -> 
 
 
 def _cells(function: FunctionType) -> list[CellType]:
-    """Return the variables that a function has of the one around it, those that have a value."""
+    """Return the closure cells of a function that have a value."""
     return [cell for cell in function.__closure__ or () if cell != CellType()]
 
 
@@ -121,7 +121,7 @@ def _partial_of(call: partial, parts: list[Any]) -> partial:
     return partial(function, *held[:count], **dict(zip(call.keywords, held[count:], strict=True)))
 
 
-# What functions hold, and how one is made that holds something else.
+# For each kind of callable: how to read what it holds, and how to rebuild it with other contents.
 HELD: dict[type, tuple[Callable[[Any], list[Any]], Callable[[Any, list[Any]], Any]]] = {
     MethodType: (lambda method: [method.__func__, method.__self__], lambda method, parts: MethodType(*parts)),
     partial: (lambda call: [call.func, *call.args, *call.keywords.values()], _partial_of),

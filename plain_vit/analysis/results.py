@@ -31,8 +31,8 @@ def predict(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) ->
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
 
     Returns:
-        Of shape (B, classes): probabilities of the classes (softmax), of each label of a model of several (sigmoid), or
-        the numbers of a regression.
+        Of shape (B, classes): class probabilities (softmax), label probabilities of a multi-label model (sigmoid), or
+        the outputs of a regression.
 
     Raises:
         AnalysisError: The model has no classifier, or the pixels do not fit it.
@@ -53,7 +53,7 @@ def confusion_matrix(
         classes: Number of classes.
 
     Returns:
-        Counts of shape (classes, classes): row the true class, column the predicted one.
+        Counts of shape (classes, classes): rows are true classes, columns predicted classes.
 
     Raises:
         AnalysisError: The lengths differ, or a class is out of range.
@@ -81,8 +81,8 @@ def displayable(
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
         image_processor: The processor whose normalisation is undone. Without one, each image is rescaled from its
             minimum to its maximum.
-        model: The plain ViT. One with `drop_partial_patches` does not see the pixels that fill no patch: they are left
-            out, so that maps of its patches fit.
+        model: The plain ViT. With `drop_partial_patches` it ignores pixels that do not fill a patch; they are cropped,
+            so that patch maps fit.
 
     Returns:
         Values in [0, 1] of shape (B, H, W, 3) for three channels, otherwise (B, H, W): the mean of the channels.

@@ -48,7 +48,7 @@ from plain_vit.system.extras import needs
 with needs("plain-vit[analysis]"):
     from matplotlib.figure import Figure
 
-SHOWN = 6  # images in the figures; attention distance averages over all
+SHOWN = 6  # images in the figures; attention distance is averaged over all images
 CENTER = (0.5, 0.5)
 COLUMNS = 12  # heads or layers per row; if there are more, an even selection is drawn
 
@@ -61,9 +61,9 @@ class Subject:
         model: A plain ViT.
         image_processor: The model's image processor.
         images: All images, read one at a time.
-        pixel_values: The first `SHOWN` of them, normalised, of shape (B, C, H, W).
-        titles: Titles of these.
-        point: The place in the first image with which all patches are compared, as fractions of its sides.
+        pixel_values: The first `SHOWN` images, normalised, of shape (B, C, H, W).
+        titles: Titles of these images.
+        point: The point in the first image that all patches are compared with, as fractions of its sides.
         progress: Show a progress bar while all images are read.
     """
 
@@ -81,7 +81,7 @@ class Subject:
         return token_layout(self.model, self.pixel_values)
 
     def each(self, function: Callable[..., np.ndarray], **options: Any) -> np.ndarray:
-        """Return an array of the first images, computed one at a time: the attention of several may take gigabytes."""
+        """Apply an array function to the first images, one at a time: the attention of a batch may take gigabytes."""
         return np.concatenate([function(self.model, image[None], **options) for image in self.pixel_values])
 
     @property
@@ -97,7 +97,7 @@ class Subject:
 
     @property
     def problem_type(self) -> str | None:
-        """Return what the model's outputs are."""
+        """Return the model's problem type."""
         problem: str | None = plain(self.model).config.problem_type
         return problem
 
@@ -108,7 +108,7 @@ class Subject:
 
     @cached_property
     def probabilities(self) -> np.ndarray:
-        """Return the probability of each class, or the numbers of a regression, for the first images."""
+        """Return the class probabilities, or the outputs of a regression, for the first images."""
         return self.each(predict)
 
 
@@ -124,7 +124,7 @@ class Section:
         title: Title of the section.
         caption: What the figure shows, and how it was computed.
         draw: Function that computes the arrays and draws them.
-        concerns: Whether a model has what the figure shows; where none has, there is no section.
+        concerns: Tells whether the figure applies to a model; without such a model, the section is omitted.
     """
 
     name: str
@@ -140,7 +140,7 @@ SECTIONS: list[Section] = []  # in the order of the page
 def page_section(
     name: str, title: str, caption: str, *, concerns: Callable[[Subject], bool] = lambda subject: True
 ) -> Callable[[Callable[[Subject], Drawn]], Callable[[Subject], Drawn]]:
-    """Add a function that draws a figure to the end of the page, with the fields of a `Section`."""
+    """Register a function that draws a figure as the page's next section, with the fields of a `Section`."""
 
     def add(draw: Callable[[Subject], Drawn]) -> Callable[[Subject], Drawn]:
         SECTIONS.append(Section(name, title, caption, draw, concerns))
@@ -170,16 +170,16 @@ def draw_sheet(
         out: A new or empty folder for `index.html`, which contains all figures, the figures as PNG files, and their
             arrays as `arrays.npz`.
         compare: A second model and its image processor, shown side by side; its arrays are `arrays-compared.npz`.
-        point: The place (down, across) in the first image, as the image processor prepares it, with which all patches
-            are compared, from (0, 0), top left, to (1, 1), bottom right.
-        names: Names of the model and of the second one.
+        point: The point (down, across) in the first preprocessed image that all patches are compared with, from (0, 0),
+            top left, to (1, 1), bottom right.
+        names: Names of the two models.
         progress: Show a progress bar while all images are read.
 
     Returns:
         The path of `index.html`.
 
     Raises:
-        AnalysisError: There is no image or no image processor, a model is not a plain ViT, or the point is outside.
+        AnalysisError: There is no image or image processor, a model is not a plain ViT, or the point is out of range.
         DataError: An image cannot be read, or is too large.
         OutputExistsError: The folder is not empty.
     """
@@ -497,7 +497,7 @@ def _table_of_maps(subject: Subject, maps: np.ndarray, what: str) -> Figure:
 
 
 def _maps(subject: Subject, maps: np.ndarray, meaning: str, classes: Sequence[str] | None = None) -> Figure:
-    """Draw one map per image, below its title or the class that it is for."""
+    """Draw one map per image, below its title or the class that the map explains."""
     return plots.plot_maps_over_images(subject.pictures, maps, titles=subject.titles, classes=classes, meaning=meaning)
 
 
@@ -533,7 +533,7 @@ def _facts(subjects: Sequence[Subject], names: Sequence[str], images: ImageFiles
 
 
 def _thumbnail(image: Image.Image, name: str) -> str:
-    by = max(1, max(image.size) // 1024)  # before the conversion to RGB, which copies all pixels
+    by = max(1, max(image.size) // 1024)  # reduce before the conversion to RGB, which copies all pixels
     small = image.resize((-(-image.width // by), -(-image.height // by)), Image.Resampling.NEAREST).convert("RGB")
     small.thumbnail((256, 256))
     if max(small.size) < 96:  # small images: whole pixels

@@ -1,4 +1,4 @@
-"""Array functions over whole datasets, with one batch in memory at a time.
+"""Apply array functions to whole datasets, with one batch in memory at a time.
 
 Legend: `B` batch, `C` channels, `H W` pixels.
 """
@@ -19,7 +19,7 @@ from plain_vit.analysis.inspection import as_batch, pixels_of
 from plain_vit.analysis.results import displayable
 from plain_vit.errors import AnalysisError
 
-DRAWING = threading.Lock()  # torch's generator, which transforms draw from, is that of all threads
+DRAWING = threading.Lock()  # transforms draw from torch's generator, which all threads share
 
 
 def average_over_images(
@@ -89,8 +89,7 @@ def pixel_batches(
         batch_size: Preprocessed images in memory at a time; unprocessed images are read one by one.
 
     Yields:
-        Normalised pixels of shape (at most batch_size, C, H, W); images that follow one another in another size are in
-        another batch.
+        Normalised pixels of shape (at most batch_size, C, H, W); a new batch begins whenever the image size changes.
     """
     side = getattr(image_processor, "patch_size", None)
     pixels = (pixels_of(image_processor(image, return_tensors="pt"), side) for image in images)
@@ -111,7 +110,7 @@ def augmented_views(
     Args:
         images: Opened images.
         transform: Maps an image to normalised pixels (C, H, W), such as `training_transform` of `plain_vit.training`.
-        image_processor: The processor whose normalisation the transform applies, to undo it.
+        image_processor: The processor whose normalisation the transform applies; it is undone.
         count: Number of draws per image.
         seed: Seed of the draws; torch's global generator is not changed.
 

@@ -29,10 +29,10 @@ IGNORES_DIRECTION = tuple(map(int, matplotlib.__version__.split(".")[:2])) < (3,
 
 
 def plain_figure(width: float, height: float) -> Figure:
-    """Return an empty figure that keeps its parts from overlapping and draws its words as they are written.
+    """Return an empty figure that keeps its parts from overlapping and draws its text literally.
 
-    No mathematics, no TeX, in fonts that have their letters, whatever layout the caller sets. It is not a class of
-    figures, because libraries that take figures recognise matplotlib's by its name (gradio's `Plot`).
+    Text is drawn without math text or TeX and with fallback fonts, in any layout. The figure is not an instance of a
+    subclass, because libraries recognise matplotlib's `Figure` by its name (gradio's `Plot`).
 
     Args:
         width: In inches.
@@ -96,7 +96,7 @@ def lacking_letters(texts: Iterable[str]) -> str:
     return lacking
 
 
-@cache  # once
+@cache  # warns once
 def _warn_of_direction() -> None:
     warnings.warn(
         f"matplotlib {matplotlib.__version__} draws Hebrew, Arabic and other right-to-left text reversed: "
@@ -105,7 +105,7 @@ def _warn_of_direction() -> None:
     )
 
 
-@lru_cache(maxsize=1000)  # once for the same characters
+@lru_cache(maxsize=1000)  # warns once for the same characters
 def _warn_of(lacking: str) -> None:
     warnings.warn(
         f"no installed font has the characters {lacking[:40]}: figures show their code points; install a font that "
@@ -118,7 +118,7 @@ def class_labels(class_names: Sequence[str], length: int = 12) -> list[str]:
     """Return a label for each class: the first of its names (ImageNet's classes list several), truncated.
 
     Args:
-        class_names: In the order of the classes.
+        class_names: Names in the order of the classes.
         length: Maximum number of characters; wide ones count twice.
     """
     names = [str(name) for name in class_names]
@@ -128,7 +128,7 @@ def class_labels(class_names: Sequence[str], length: int = 12) -> list[str]:
 def distinct_labels(names: Sequence[str], wholes: Sequence[str], length: int = 12) -> list[str]:
     """Return truncated names, each on one line and all different.
 
-    Truncated names that would be equal show their ends, then more of the whole name, and finally their number, from 0.
+    Names that would be equal when truncated show their ends, then more of the whole name, and finally their index.
 
     Args:
         names: Names to show.
@@ -155,7 +155,7 @@ def _width(text: str) -> int:
 
 
 def _cut(text: str, length: int, *, keep_end: bool = False) -> str:
-    """Return a text without its end, or without its middle."""
+    """Truncate a text at its end or in its middle."""
     if _width(text) <= length:
         return text
     middle = len(text) // 2 if keep_end else len(text)
@@ -196,7 +196,7 @@ def _fallback_fonts(letters: frozenset[str]) -> tuple[str, ...]:
 
 @cache
 def _installed_fonts() -> tuple[tuple[str, str], ...]:
-    """Return family and file of every upright font of regular weight, including those missing in matplotlib's cache."""
+    """Return family and file of every upright regular font, including fonts that matplotlib's cache lacks."""
     known = {entry.fname for entry in font_manager.fontManager.ttflist}
     for path in font_manager.findSystemFonts():
         if path not in known:
@@ -210,7 +210,7 @@ def _installed_fonts() -> tuple[tuple[str, str], ...]:
             for entry in font_manager.fontManager.ttflist
             if entry.style == "normal"
             and entry.weight in (400, "normal", "regular", "book")
-            and not entry.name.startswith("Last Resort")  # draws boxes
+            and not entry.name.startswith("Last Resort")  # a font that draws boxes
         }
     )
     return tuple((family, font_manager.findfont(FontProperties(family=[family]))) for family in families)

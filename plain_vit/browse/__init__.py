@@ -1,4 +1,4 @@
-"""Pages on which the images of a run are looked through."""
+"""Pages for browsing the images of a run."""
 
 from .page import DatasetOptions, WrittenPage, write_page
 

@@ -1,4 +1,4 @@
-"""The map of features, the nearest neighbours of each, and an order in which similar images are together.
+"""A map of image features, nearest neighbours, and an order that puts similar images together.
 
 Legend: `N` images, `D` values of a feature, `k` neighbours.
 """
@@ -16,27 +16,27 @@ with needs("plain-vit[train]"):
 
 NEIGHBOURS = 12
 SIMILARITIES = 2**24  # computed at a time: 64 MB
-LEVELS = 2**16  # of a coordinate
+LEVELS = 2**16  # values of a coordinate
 
 Shown = Callable[[Sequence[int]], Iterable[int]]
 
 
 def unit_length(features: np.ndarray) -> np.ndarray:
     """Return features [N, D] divided by their norms, so that products are cosine similarities; zeros stay zeros."""
-    scale = np.abs(features).max(axis=1, keepdims=True)  # first, so that squares stay within float32
+    scale = np.abs(features).max(axis=1, keepdims=True)  # keeps squares within float32
     features = features / np.where(scale > 0, scale, 1)
     norms = np.linalg.norm(features, axis=1, keepdims=True)
     return features / np.where(norms > 0, norms, 1)
 
 
 def principal_map(features: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the first two principal components of features, and the fraction of the variance that they hold.
+    """Project features on their first two principal components, and return the fraction of variance explained.
 
     Args:
-        features: Of unit length, [N, D].
+        features: Features of unit length, [N, D].
 
     Returns:
-        Coordinates [N, 2] in whole numbers from 0 to 65535, and the fraction.
+        Integer coordinates [N, 2] from 0 to 65535, and the fraction.
     """
     components = min(2, *features.shape)
     if not np.ptp(features, axis=0).any():  # all images are the same: there is no variance to divide by
@@ -49,7 +49,7 @@ def principal_map(features: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def umap_map(features: np.ndarray) -> np.ndarray:
-    """Return UMAP's coordinates of features of unit length, [N, 2] in whole numbers from 0 to 65535.
+    """Return the UMAP coordinates of features of unit length: integers [N, 2] from 0 to 65535.
 
     Raises:
         MissingPackageError: umap-learn is not installed.
@@ -64,11 +64,11 @@ def umap_map(features: np.ndarray) -> np.ndarray:
         reducer = UMAP(metric="cosine", n_neighbors=min(15, len(features) - 1), random_state=0, n_jobs=1)
         return on_a_square(np.asarray(reducer.fit_transform(features)))
     finally:
-        torch.set_num_threads(threads)  # numba, which UMAP is compiled with, sets those of OpenMP and so torch's
+        torch.set_num_threads(threads)  # UMAP uses numba, which changes OpenMP's number of threads and so torch's
 
 
 def on_a_square(places: np.ndarray) -> np.ndarray:
-    """Return coordinates [N, 2] scaled alike and centred, in whole numbers from 0 to 65535."""
+    """Centre coordinates [N, 2] and scale both axes by one factor, to integers from 0 to 65535."""
     low, high = places.min(axis=0), places.max(axis=0)
     extent = float((high - low).max()) or 1.0
     scaled = (places - (low + high) / 2) / extent + 0.5
@@ -76,10 +76,10 @@ def on_a_square(places: np.ndarray) -> np.ndarray:
 
 
 def similar_together(places: np.ndarray) -> np.ndarray:
-    """Return an order in which images near each other on the map are near each other (Morton 1966).
+    """Return a Z-order of the images, which keeps neighbours on the map close together (Morton 1966).
 
     Args:
-        places: Coordinates [N, 2] in whole numbers from 0 to 65535.
+        places: Integer coordinates [N, 2] from 0 to 65535.
     """
     spread: np.ndarray = places.astype(np.uint32)
     for shift, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
@@ -91,11 +91,11 @@ def nearest_neighbours(features: np.ndarray, shown: Shown) -> tuple[np.ndarray, 
     """Return the nearest neighbours of each image by cosine similarity, the most similar first.
 
     Args:
-        features: Of unit length, [N, D].
-        shown: Shows progress over the first images of the chunks.
+        features: Features of unit length, [N, D].
+        shown: Wraps the start indices of the chunks to show progress.
 
     Returns:
-        Numbers of images [N, k] and similarities [N, k]; k is 12, or as many as there are others.
+        Indices of images [N, k] and similarities [N, k]; k is 12, or the number of other images if that is smaller.
     """
     vectors = torch.from_numpy(features)
     count = min(NEIGHBOURS, len(features) - 1)
@@ -107,7 +107,7 @@ def nearest_neighbours(features: np.ndarray, shown: Shown) -> tuple[np.ndarray, 
         own = torch.arange(len(products))
         products[own, own + first] = -torch.inf
         values, found = (each.numpy() for each in products.topk(count))
-        order = np.lexsort((found, -values))  # of equally similar images the first comes first
+        order = np.lexsort((found, -values))  # ties are sorted by index
         neighbours[first : first + step] = np.take_along_axis(found, order, axis=1)
         similarities[first : first + step] = np.take_along_axis(values, order, axis=1)
     return neighbours, similarities.clip(-1, 1)

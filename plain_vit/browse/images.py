@@ -1,4 +1,4 @@
-"""What a page shows of each image: reading features and predictions from parquet files, and true labels."""
+"""Read the features, predictions and true labels of images from parquet files."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ with needs("plain-vit[train]"):
 MOST_IMAGES = 100_000  # the browser holds all points and names, and every pair of images is compared
 ROWS_AT_A_TIME = 4096
 PREDICTED, PROBABILITY, TRUE = "label", "probability", "true_label"
-OF_IMAGES = ("dataset", "dataset_subset", "split", "image_column", "images")  # settings of a run that say which
+OF_IMAGES = ("dataset", "dataset_subset", "split", "image_column", "images")  # settings that identify a run's images
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Images:
     """The images of a page, in one order.
 
     Args:
-        count: How many.
-        rows: Their numbers in the data, if known.
-        paths: Their files; None where there is none.
-        features: Their features [N, D] in float32, if there are any.
-        predicted: Their predicted classes, if there are any.
-        probability: The probabilities of these classes [N].
-        true: Their true labels, if known.
+        count: Number of images.
+        rows: Row numbers in the data, if known.
+        paths: Files of the images; None for an image without a file.
+        features: Features [N, D] in float32, if there are any.
+        predicted: Predicted classes, if there are any.
+        probability: Probabilities of the predicted classes [N].
+        true: True labels, if known.
     """
 
     count: int
@@ -49,7 +49,7 @@ class Images:
     true: Labels | None = None
 
     def in_order(self, order: np.ndarray) -> "Images":
-        """Return the images in another order, or some of them."""
+        """Return the images with these indices, in this order."""
         return Images(
             len(order),
             None if self.rows is None else self.rows[order],
@@ -62,18 +62,18 @@ class Images:
 
 
 class Shards:
-    """Parquet files of the same columns: one file, a folder of them, or the output folder of a script.
+    """Parquet files with the same columns: one file, a folder of files, or the output folder of a script.
 
     Args:
         place: The file or folder.
 
     Raises:
-        DataError: There is none, a file cannot be read or differs in its columns, or the folder is incomplete.
+        DataError: There is no file, a file cannot be read or has other columns, or the folder is incomplete.
     """
 
     def __init__(self, place: str | Path) -> None:
         self.place = Path(place)
-        self.settings: dict[str, Any] = {}  # of the run that wrote them, if its manifest is there
+        self.settings: dict[str, Any] = {}  # from the manifest of the run that wrote the files, if there is one
         if self.place.is_dir():
             files = self._files_of_folder()
         elif self.place.is_file():
@@ -126,7 +126,7 @@ class Shards:
                 raise DataError(f"{file} cannot be read: {error}") from error
 
     def texts(self, name: str) -> list[str | None] | None:
-        """Return a column as texts, or None if there is no such column."""
+        """Return a column as strings, or None if there is no such column."""
         if name not in self.schema.names:
             return None
         try:
@@ -145,7 +145,7 @@ class Shards:
 
     @property
     def classes(self) -> list[str] | None:
-        """The classes of the model that predicted, in order, if the manifest lists them."""
+        """The model's classes, in order, if the manifest lists them."""
         names = self.settings.get("classes")
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             raise DataError(f"The manifest of {self.place} has {names!a:.200} as classes: expected a list of names.")
@@ -171,10 +171,10 @@ class Shards:
         return values
 
     def vectors(self, name: str) -> np.ndarray:
-        """Return a column of lists of one length as a float32 array [N, D].
+        """Return a column of lists of equal length as a float32 array [N, D].
 
         Raises:
-            DataError: It is no such column, or holds values that are missing, NaN or infinite.
+            DataError: The column does not hold such lists, or has values that are missing, NaN or infinite.
         """
         if name not in self.schema.names:
             raise DataError(f"{self.place} has no column {name!r}, only {listed(self.schema.names)}: correct --column.")
@@ -207,7 +207,7 @@ class Shards:
                 f"The features in {name!r} of {self.place} differ in length or are empty: expected one list of numbers "
                 "for each image, all of one length."
             )
-        with np.errstate(over="ignore"):  # too large for float32: infinite, and refused below
+        with np.errstate(over="ignore"):  # values too large for float32 become infinite, which raises below
             values = batch.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(batch), lengths[0])
         wrong = np.flatnonzero(~np.isfinite(values).all(axis=1))
         if len(wrong):
@@ -218,12 +218,12 @@ class Shards:
         return values
 
     def feature_column(self) -> str | None:
-        """Return the column of features; None if there is none.
+        """Return the name of the feature column, or None if there is none.
 
         Raises:
-            DataError: There are several.
+            DataError: There are several feature columns.
         """
-        names = self.schema.names  # lists of `predict.py` are no features
+        names = self.schema.names  # lists written by `predict.py` are not features
         others = {"probabilities", *(["values"] if "labels" in names else [])}
         fields = [field for field in self.schema if field.name not in others]
         fitting = [field.name for field in fields if _is_list(field.type) and not _is_texts(field.type)]
@@ -259,10 +259,10 @@ def read_images(shards: Shards, *, column: str | None = None, label_column: str 
     Args:
         shards: The files.
         column: The column of features (default: `feature`, or the only one).
-        label_column: The column of true labels (default: `true_label`; or `label`, without a `probability`).
+        label_column: The column of true labels (default: `true_label`, or `label` if there is no `probability`).
 
     Raises:
-        DataError: A column is missing or of another kind, or there are too many images.
+        DataError: A column is missing or has another type, or there are too many images.
     """
     if shards.count > MOST_IMAGES:
         raise DataError(
@@ -293,15 +293,15 @@ def read_images(shards: Shards, *, column: str | None = None, label_column: str 
 
 
 def with_predictions(images: Images, shards: Shards, settings: Mapping[str, Any]) -> Images:
-    """Return images with the predictions of another run over the same data, joined by `row`.
+    """Add the predictions of another run over the same data to images, joined by `row`.
 
     Args:
         images: The images.
         shards: The predictions.
-        settings: Of the run that wrote the images, if any.
+        settings: Settings of the run that wrote the images, if known.
 
     Raises:
-        DataError: They are not of the same images.
+        DataError: The predictions are for other images.
     """
     others = read_images(shards)
     if others.predicted is None:
@@ -318,15 +318,15 @@ def with_predictions(images: Images, shards: Shards, settings: Mapping[str, Any]
 
 
 def other_images(settings: Mapping[str, Any], others: Mapping[str, Any], *, as_many: bool) -> str:
-    """Return how the images of two runs differ by their settings, as text; empty if they do not.
+    """Describe how the images of two runs differ according to their settings; empty if they do not.
 
-    Equal contents are the same images, wherever they are. What is not known of both, as the contents of a stream or a
-    setting by default, is not compared.
+    Equal contents mean the same images, wherever they are stored. Settings that only one run records (the contents of
+    a stream, a default) are not compared.
 
     Args:
-        settings: Of one run.
-        others: Of the other one.
-        as_many: Whether both have equally many images.
+        settings: Settings of one run.
+        others: Settings of the other run.
+        as_many: Whether both runs have equally many images.
     """
     contents = settings.get("contents"), others.get("contents")
     if None not in contents and contents[0] == contents[1]:
@@ -340,7 +340,7 @@ def other_images(settings: Mapping[str, Any], others: Mapping[str, Any], *, as_m
 
 
 def may_be_one_split(settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """Return whether the splits of two runs may be one; the default is `train`, or the only one of a dataset."""
+    """Return whether two runs may have used one split; the default is `train`, or the only split of a dataset."""
     if "split" not in settings or "split" not in others:
         return True
     splits = {settings["split"], others["split"]}
@@ -348,15 +348,15 @@ def may_be_one_split(settings: Mapping[str, Any], others: Mapping[str, Any]) -> 
 
 
 def with_model_classes(images: Images, shards: Shards, labels_by: str) -> Images:
-    """Return images whose true labels are classes of the model that predicted, by the rules of an evaluation.
+    """Map the true labels of images to the model's classes, by the rules of an evaluation.
 
     Args:
         images: The images.
         shards: The predictions.
-        labels_by: How classes of data and model are matched, by `name` or by `number`; `none` leaves the labels out.
+        labels_by: Whether to match the classes of data and model by `name` or `number`; `none` omits the labels.
 
     Raises:
-        DataError: The model does not know the classes of the data, or its own are not known.
+        DataError: The model lacks classes of the data, or the model's classes are not known.
     """
     if labels_by == "none":
         return replace(images, true=None)
@@ -389,15 +389,15 @@ def with_model_classes(images: Images, shards: Shards, labels_by: str) -> Images
 
 
 def places_of(images: Images, rows: np.ndarray | None, what: str) -> np.ndarray:
-    """Return where the rows of images are among other rows.
+    """Return the position of each image's row among other rows.
 
     Args:
         images: The images.
         rows: The other rows.
-        what: What has these rows.
+        what: What the other rows belong to, for the error message.
 
     Raises:
-        DataError: One of both has no rows, or not each of them once, or one is missing.
+        DataError: Either side has no row numbers or duplicate ones, or a row is missing.
     """
     if images.rows is None or rows is None:
         raise DataError(f"The images and {what} cannot be joined: both need a column `row`.")

@@ -26,7 +26,7 @@ with needs("plain-vit[train]"):
     from ..training.data.datasets import load_images_and_labels
     from ..training.data.identity import contents_hash, image_paths
 
-NAMED = 200  # images that cannot be read, on the page
+NAMED = 200  # unreadable images listed on the page
 LONGEST_TEXT = 1000  # characters of a path or label
 
 
@@ -35,10 +35,10 @@ class DatasetOptions:
     """The dataset that features were extracted from, for thumbnails and true labels.
 
     Args:
-        dataset: Its name, as for `load_splits`.
-        dataset_subset: The configuration of a dataset that has several.
-        split: The split (default: that of the run; `train`, else the only one).
-        image_column: The image column, if there are several.
+        dataset: Name of the dataset, as for `load_splits`.
+        dataset_subset: The configuration, for a dataset with several.
+        split: The split (default: the run's split, or `train`, or the only split).
+        image_column: The image column, for a dataset with several.
     """
 
     dataset: str
@@ -49,15 +49,15 @@ class DatasetOptions:
 
 @dataclass(frozen=True)
 class WrittenPage:
-    """A page that was written.
+    """Facts about a page that was written.
 
     Args:
-        path: Its `index.html`.
-        images: The number of images.
-        size: Of all files, in bytes.
-        broken: The images that cannot be read, and why.
+        path: Path of its `index.html`.
+        images: Number of images.
+        size: Size of all files, in bytes.
+        broken: Unreadable images, with the reason.
         has_thumbnails: Whether any image could be read.
-        unread: Why the dataset that the manifest names was not read; empty where it was, or was not needed.
+        unread: Why the dataset in the manifest could not be read; empty if it was read or not needed.
     """
 
     path: Path
@@ -90,26 +90,26 @@ def write_page(
     map_kind: Literal["pca", "umap"] = "pca",
     progress: bool = True,
 ) -> WrittenPage:
-    """Write a page on which images are looked through: a map, neighbours, mistakes, search.
+    """Write a page for browsing images: a map, neighbours, mistakes, search.
 
     Args:
         features: A parquet file of features or predictions, or the output folder of `extract_features.py` or
             `predict.py`.
         out: A new or empty folder for `index.html` and the thumbnails.
         column: The column of features (default: `feature`, or the only one).
-        label_column: The column of true labels, of the dataset if there is one. By default it is found; in a table it
-            is `true_label`, or `label` where there is no `probability`.
-        predictions: The predictions for the same images.
-        labels_by: How true labels are matched with the classes of the model that predicted: "name", integers without
-            names being matched as texts; "number", these being the model's numbers; or "none": they are left out.
-        dataset: Where thumbnails and true labels are, if not in the table or the files that it names (default: the
-            dataset of the run, where its manifest names one).
-        map_kind: "pca": the first two principal components; "umap": McInnes et al. 2018, with umap-learn.
+        label_column: The column of true labels, in the dataset if one is given. It is detected by default; in a table
+            it is `true_label`, or `label` if there is no `probability`.
+        predictions: Predictions for the same images.
+        labels_by: How to match true labels with the model's classes: by "name" (integers without names are matched as
+            strings), by "number" (labels are the model's class numbers), or "none" to omit the labels.
+        dataset: Source of thumbnails and true labels that are not in the table or in the files that it lists
+            (default: the dataset in the run's manifest, if there is one).
+        map_kind: "pca" for the first two principal components, "umap" for UMAP (McInnes et al. 2018, with umap-learn).
         progress: Show progress bars in a terminal.
 
     Raises:
-        DataError: The tables have no images, are incomplete, of other images, or cannot be joined; a column is missing,
-            features or probabilities are not finite numbers, or true labels are no classes of the model.
+        DataError: The tables have no images, are incomplete, describe different images, or cannot be joined; a column
+            is missing; features or probabilities are not finite; or true labels are not classes of the model.
         OutputExistsError: The folder is not empty.
     """
     sources = [features, predictions or features, dataset.dataset if dataset else features]
@@ -156,7 +156,7 @@ def _file_of(images: Images, number: int) -> Stored | None:
 
 
 def _with_dataset_of_run(images: Images, shards: Shards, *, with_labels: bool) -> tuple[Images, StoredOf | None, str]:
-    """Return what `_with_dataset` does for the dataset in the manifest, if it is needed, or why that cannot be read."""
+    """Call `_with_dataset` for the dataset in the manifest, if needed; also return why the dataset cannot be read."""
     in_table = _file_of if any(path is not None for path in images.paths) else None
     name, settings = shards.settings.get("dataset"), shards.settings
     is_known = settings.get("images") is not None or settings.get("contents") is not None  # unlike a stream
@@ -165,7 +165,7 @@ def _with_dataset_of_run(images: Images, shards: Shards, *, with_labels: bool) -
         return images, in_table, ""
     try:
         complete, stored_of = _with_dataset(images, shards, DatasetOptions(name), None)
-    except (DataError, OSError) as error:  # it is elsewhere, or has changed
+    except (DataError, OSError) as error:  # the dataset was moved or has changed
         why = printable(str(error))[:LONGEST_TEXT]
         return images, in_table, f"without {printable(name)}, the dataset of the run ({why}): give --dataset"
     return replace(complete, true=images.true or complete.true), in_table or stored_of, ""
@@ -174,7 +174,7 @@ def _with_dataset_of_run(images: Images, shards: Shards, *, with_labels: bool) -
 def _with_dataset(
     images: Images, shards: Shards, dataset: DatasetOptions, label_column: str | None
 ) -> tuple[Images, StoredOf]:
-    """Return images with the true labels of a dataset, and what returns the file of each."""
+    """Return images with the true labels of a dataset, and a function that returns the file of each image."""
     chosen = _as_in_run(dataset, shards)
     rows, labels = load_images_and_labels(
         chosen.dataset,
@@ -206,10 +206,10 @@ def _with_dataset(
 
 
 def _as_in_run(dataset: DatasetOptions, shards: Shards) -> DatasetOptions:
-    """Return the options with what is not given as in the run that wrote the shards.
+    """Fill options that are not given from the run that wrote the shards.
 
     Raises:
-        DataError: One of them is another one than in the run.
+        DataError: A given option differs from the run's.
     """
     settings, names = shards.settings, ("dataset_subset", "split", "image_column")
     for name in names:
@@ -222,7 +222,7 @@ def _as_in_run(dataset: DatasetOptions, shards: Shards) -> DatasetOptions:
 
 
 def _with_map(images: Images, kind: str, progress: bool) -> tuple[Images, dict[str, Any], str]:
-    """Return images in the order of the page, what the page needs to draw a map, and its caption."""
+    """Return images in the order of the page, the data of the map, and its caption."""
     if images.features is None:
         return images, {"places": None, "neighbours": None, "similarities": None}, ""
     if images.count < 2:
@@ -250,7 +250,7 @@ def _with_map(images: Images, kind: str, progress: bool) -> tuple[Images, dict[s
 
 
 def _bar(what: str, progress: bool) -> Callable[[Sequence[int]], Iterable[int]]:
-    """Return a function that shows progress over the first images of parts, in a terminal."""
+    """Return a function that wraps the start indices of parts in a progress bar."""
     return lambda firsts: tqdm(firsts, desc=what, disable=None if progress else True)
 
 
@@ -281,7 +281,7 @@ def _data(images: Images) -> dict[str, Any]:
 
 
 def _public_paths(images: Images) -> list[str | None]:
-    """Return the paths as they are on the page."""
+    """Return the paths in the form that the page shows."""
     public = iter(public_paths([path for path in images.paths if path is not None]))
     return [None if path is None else next(public) for path in images.paths]
 
@@ -296,7 +296,7 @@ def _packed(values: np.ndarray, kind: str) -> str:
 
 
 def _as_script_data(data: Mapping[str, Any]) -> str:
-    """Return JSON that neither ends the element it is in nor starts a comment there."""
+    """Return JSON that is safe inside a script element: it neither ends the element nor starts a comment."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -304,7 +304,7 @@ def _as_script_data(data: Mapping[str, Any]) -> str:
 def _notes(
     images: Images, shards: Shards, caption: str, unread: str, broken: Mapping[int, str], has_thumbnails: bool
 ) -> str:
-    """Return what is to be known about the page, as HTML."""
+    """Return notes about the page as HTML."""
     parts = []
     settings = shards.settings
     facts = [

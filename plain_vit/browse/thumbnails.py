@@ -1,4 +1,4 @@
-"""Thumbnails of many images, a hundred to a file."""
+"""Write thumbnails of many images, a hundred per file."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,23 +11,23 @@ import PIL.Image
 from ..files.images import UNREADABLE, decoding, open_image
 from ..training.data.decoding import decode_image, name_broken
 
-TILE, COLUMNS = 96, 10  # pixels of a side; thumbnails in a row, and rows, of a file
+TILE, COLUMNS = 96, 10  # side in pixels; thumbnails per row and rows per file
 PER_FILE = COLUMNS * COLUMNS
 QUALITY = 75
-MOST_PIXELS = 2**26  # of an image that is decoded whole
+MOST_PIXELS = 2**26  # of an image that must be decoded at full resolution
 
 Stored = Mapping[str, Any]
 Shown = Callable[[Sequence[int]], Iterable[int]]
 
 
 def thumbnail(stored: Stored | None) -> PIL.Image.Image:
-    """Return an image of at most `TILE` pixels a side, upright and in RGB; small ones are enlarged by whole pixels.
+    """Return an upright RGB image of at most `TILE` pixels a side; small images are enlarged by an integer factor.
 
     Args:
-        stored: Its `bytes`, or the `path` of its file.
+        stored: The image's `bytes`, or the `path` of its file.
 
     Raises:
-        OSError: It cannot be read; likewise the other errors in `UNREADABLE`.
+        OSError: The image cannot be read; also the other errors in `UNREADABLE`.
     """
     if stored is None or (stored["bytes"] is None and stored["path"] is None):
         raise ValueError("there is none")
@@ -56,16 +56,16 @@ def _try_thumbnail(stored: Stored | None, place: str) -> tuple[PIL.Image.Image |
 def write_thumbnails(
     count: int, stored_of: Callable[[int], Stored | None], folder: Path, shown: Shown
 ) -> tuple[list[str], dict[int, str]]:
-    """Write the thumbnails of images in their order, `PER_FILE` to a WebP file.
+    """Write the thumbnails of images in order, `PER_FILE` per WebP file.
 
     Args:
-        count: How many images.
-        stored_of: Returns an image by its number, as for `thumbnail`.
-        folder: Gets the files.
-        shown: Shows progress over the first images of the files.
+        count: Number of images.
+        stored_of: Returns the image with this number, as for `thumbnail`.
+        folder: Folder for the files.
+        shown: Wraps the start indices of the files to show progress.
 
     Returns:
-        The names of the files, and of the images that cannot be read which and why, by their numbers.
+        Names of the files, and the reason why an image cannot be read, by its number.
     """
     names: list[str] = []
     broken: dict[int, str] = {}

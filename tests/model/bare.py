@@ -1,6 +1,6 @@
-"""Processes that are forked from a Python that has imported torch, and neither transformers nor this package.
+"""Processes forked from a Python that has imported torch, but neither transformers nor this package.
 
-For tests of what can be imported, when and from where: a start of Python that imports torch takes seconds.
+They serve tests of imports. Forking saves the seconds that importing torch takes in a new process.
 """
 
 import atexit
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Begins a program that cannot import the package.
+# The beginning of a program that cannot import the package.
 REFUSE = """
 import sys
 
@@ -72,7 +72,7 @@ def server() -> subprocess.Popen[str]:
 
 
 def run(program: str, *arguments: object, cwd: Path, home: Path) -> str:
-    """Run a program as `python -c PROGRAM ARGUMENTS...`, with a folder for Hugging Face's caches; return its output."""
+    """Run `python -c PROGRAM ARGUMENTS...` with `home` for Hugging Face's caches, and return its output."""
     with tempfile.NamedTemporaryFile("r", suffix=".log") as log:
         order = {"program": program, "arguments": list(map(str, arguments)), "cwd": str(cwd), "log": log.name,
                  "environment": {**environment(), "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}}  # fmt: skip

@@ -1,4 +1,4 @@
-"""The configuration: what it refuses, what it keeps, and the sizes of the paper."""
+"""The configuration: invalid settings, saved fields, and the sizes of the paper."""
 
 import copy
 import dataclasses
@@ -28,7 +28,7 @@ from tests.processes import in_a_process, kilobytes
 from tests.releases import not_with_transformers
 from tests.tiny import VARIATIONS, pixels, tiny_config
 
-# Impossible settings, and the part of the error that says what to do instead.
+# Invalid settings, and the part of the error that says what to do instead.
 CHECKED_THERE = not_with_transformers(5, 10, "other checks of its own fields")
 PROBLEM = {"problem_type": "classification"}
 IMPOSSIBLE: list[Any] = [
@@ -173,15 +173,15 @@ def test_every_field_refuses_non_numbers_and_impossible_numbers(name: str, value
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads its own size from /proc")
 def test_no_number_costs_memory_before_it_is_used(tmp_path: Path) -> None:
     grown = in_a_process(grown_by_opening, tmp_path, [*NUMBERS, "num_labels"])
-    assert max(grown.values()) < 50, grown  # MB; 10**8 names of stages or labels are gigabytes
+    assert max(grown.values()) < 50, grown  # MB; 10**8 names of stages or labels would take gigabytes
 
 
 def grown_by_opening(folder: Path, names: Sequence[str]) -> dict[str, float]:
-    """Return by how many MB this process grows while it opens a config with 10**8 in each field."""
+    """Return for each field by how many MB this process grows while it opens a config with 10**8 in that field."""
     grown = {}
     for name in names:
         (folder / "config.json").write_text(json.dumps({"model_type": "plain_vit", name: 10**8}))
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
         before = kilobytes("VmRSS")
         with suppress(ValueError, StrictDataclassFieldValidationError):
             AutoConfig.from_pretrained(folder)
@@ -204,7 +204,7 @@ def test_a_field_like_no_other_is_refused_with_the_list_of_fields() -> None:
 
 
 def choices(annotation: Any) -> set[str | None]:
-    """Return the values of a Literal, and None where it may be missing."""
+    """Return the values of a Literal, and None if it is optional."""
     if get_origin(annotation) is Literal:
         return set(get_args(annotation))
     literals = [part for part in get_args(annotation) if get_origin(part) is Literal]
@@ -238,7 +238,7 @@ def test_every_choice_has_its_implementation_and_every_implementation_its_choice
         "initialization": INITIALIZATIONS, "reconstruction_target": PATCH_PREDICTORS,
     }  # fmt: skip
     assert {field: set(table) for field, table in tables.items()} == {field: CHOICES[field] for field in tables}
-    # Those that are no classes: strings that one function reads, and a place that the model reads.
+    # Choices without a class: strings that one function reads, and a position that the model reads.
     alternatives = {f"rotary_{name}" for name in ("coordinates", "axes", "pairs", "frequencies", "dtype")}
     assert (
         CHOICES.keys() - tables.keys()
@@ -313,7 +313,7 @@ def test_prefix_tokens_are_counted(fields: dict[str, Any], count: int) -> None:
     assert tiny_config(**fields).num_prefix_tokens == count
 
 
-# Of the paper (Table 1), with 1000 classes: the figures that timm gives for the same models.
+# Parameter counts of the paper's models (Table 1) with 1000 classes, as timm gives them.
 @pytest.mark.parametrize(
     "name, parameters",
     [
@@ -365,11 +365,11 @@ def test_a_config_is_rebuilt_from_its_own_dict() -> None:
     assert PlainViTConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
 
 
-# Keys of others in a saved config
+# Foreign keys in a saved config
 
 
 def saved_with(folder: Any, **keys: Any) -> dict[str, Any]:
-    """Save a config, write these keys into its file, and return what the file holds."""
+    """Save a config, write these keys into its file, and return the content of the file."""
     tiny_config().save_pretrained(folder)
     stored = json.loads((folder / "config.json").read_text()) | keys
     (folder / "config.json").write_text(json.dumps(stored))
@@ -390,7 +390,7 @@ def test_keys_of_others_are_named_in_a_warning_and_kept_wherever_the_config_goes
     version: str | None, tmp_path: Any
 ) -> None:
     stored = saved_with(tmp_path, **FOREIGN, plain_vit_version=version)
-    if version is None:  # as the folders that are older than the key
+    if version is None:  # like folders saved before this key existed
         del stored["plain_vit_version"]
         (tmp_path / "config.json").write_text(json.dumps(stored))
     opened = [
@@ -426,7 +426,7 @@ def test_a_model_s_folder_with_keys_of_others_opens_with_the_same_numbers(tmp_pa
 
 
 def test_the_dict_of_a_saved_config_is_one_also_for_the_constructor(tmp_path: Any) -> None:
-    # Which is how the config of a whole detector makes that of its backbone.
+    # The config of a detector creates its backbone's config in this way.
     config = tiny_config()
     config.my_note = 1
     with pytest.warns(UserWarning, match="'my_note'"):
@@ -515,7 +515,7 @@ def test_what_is_no_field_is_returned_where_it_is_asked_for_and_changes_nothing(
         config, unused = config_class.from_pretrained(tmp_path, **given, pooling="mean", return_unused_kwargs=True)
         assert {name: unused[name] for name in given} == given
         assert config.to_diff_dict() == tiny_config(pooling="mean").to_diff_dict()
-    # AutoConfig alone is also sent what is meant for the image processor.
+    # Only AutoConfig also gets arguments that are meant for the image processor.
     assert AutoConfig.from_pretrained(tmp_path, **given).to_diff_dict() == tiny_config().to_diff_dict()
 
 

@@ -25,12 +25,12 @@ def fused(
     scaling: float,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend by torch's fused kernel, written down."""
+    """Compute attention with torch's fused kernel, written out."""
     attended = nn.functional.scaled_dot_product_attention(query, key, value, bias, kwargs["dropout"], scale=scaling)
     return attended.transpose(1, 2).contiguous(), None
 
 
-# What a config omits
+# Layers that a config omits
 
 
 def test_what_a_config_omits_is_no_layer() -> None:
@@ -42,7 +42,7 @@ def test_what_a_config_omits_is_no_layer() -> None:
 
 
 def test_dropouts_drop_when_they_alone_are_trained() -> None:
-    """As Monte Carlo dropout does (Gal and Ghahramani 2016)."""
+    """Monte Carlo dropout does this (Gal and Ghahramani 2016)."""
     model = build(hidden_dropout_prob=0.2)
     assert torch.equal(model(pixels()).logits, model(pixels()).logits)
     for module in model.modules():
@@ -51,7 +51,7 @@ def test_dropouts_drop_when_they_alone_are_trained() -> None:
     assert not torch.equal(model(pixels()).logits, model(pixels()).logits)
 
 
-# The attention that is used where none is asked for
+# The default attention
 
 
 def test_it_is_sdpa_and_another_may_be_asked_for() -> None:
@@ -141,7 +141,7 @@ def test_long_images_leave_the_products() -> None:
     assert not torch.equal(fast(images[..., :56]).logits, fused(images[..., :56]).logits)
 
 
-# Under autocast, what several products read is cast once
+# Under autocast, the common input of several products is cast once
 
 
 @pytest.mark.parametrize("name", ["plain", "differential", "rms_per_head", "swiglu", "swiglu_packed", "post_norm"])
@@ -170,7 +170,7 @@ def test_one_cast_for_several_products_changes_no_logit_and_keeps_less(
     assert size < expected_size
     largest = max(gradient.abs().max() for gradient in expected_gradients.values())
     for key, gradient in gradients.items():
-        assert (gradient - expected_gradients[key]).abs().max() < 0.02 * largest, key  # bf16 sums in place of float32
+        assert (gradient - expected_gradients[key]).abs().max() < 0.02 * largest, key  # sums in bf16 instead of float32
 
 
 @pytest.mark.parametrize("pooling", sorted(POOLERS))

@@ -1,4 +1,4 @@
-"""Backward compatibility: folders saved by every released version open today, with the same outputs."""
+"""Backward compatibility: folders saved by every released version open with the same outputs."""
 
 import warnings
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.tiny import difference
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = sorted(path.name for path in GOLDEN.iterdir() if path.name[0].isdigit())
-# Another processor or release of torch may sum in another order.
+# Other processors and releases of torch may sum in a different order.
 REORDERED = 1e-5
 
 

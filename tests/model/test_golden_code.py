@@ -1,6 +1,6 @@
-"""Folders saved by older versions with their code: they open with it alone, and the current code replaces it.
+"""Folders saved by older versions with their code: they open with that code alone, and saving again updates the code.
 
-The code of each version, as its `save_pretrained` wrote it, is in `tests/model/golden/code-VERSION.zip`.
+The code of each version, as `save_pretrained` wrote it, is in `tests/model/golden/code-VERSION.zip`.
 """
 
 import json
@@ -31,9 +31,9 @@ from tests.model.test_golden import GOLDEN, REORDERED, VERSIONS
 from tests.tiny import difference
 
 TODAY = {path.name: path.read_bytes() for path in Path(plain_vit.__path__[0]).glob("*_plain_vit.py")}
-ROUNDED = 1e-6  # 0.1.0 brought levels to floats in another order than torchvision
+ROUNDED = 1e-6  # 0.1.0 converted levels to floats in a different order than torchvision
 DATA = {"config.json", "model.safetensors", "preprocessor_config.json"}
-# A folder of each kind whose code differs most from the plain one.
+# One folder of each kind whose code differs most from the plain model's.
 FIELDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "differential": {"attention_type": "differential", "qk_norm": "norm", "initialization": "timm"},
@@ -42,7 +42,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "post_norm": {"block_type": "post_norm", "attention_inner_norm": True, "initialization": "vit_pytorch"},
 }
 
-# Runs without the package: argv are the folder to work in and, to save before all is opened, the fields of each model.
+# Runs without the package; argv: the working folder and, to save models before opening them, the fields of each model.
 ALONE = """
 import json
 from pathlib import Path
@@ -86,13 +86,13 @@ torch.save(found, root / "found.pt")
 
 
 def alone(root: Path, *arguments: str) -> dict[str, dict[str, torch.Tensor]]:
-    """Let a process without the package open all that a folder of folders holds; return what each computes."""
+    """Open all folders inside a folder in a process without the package, and return the outputs of each."""
     bare.run(bare.REFUSE + ALONE, root, *arguments, cwd=root, home=root / "cache")
     return torch.load(root / "found.pt")
 
 
 def code_of(version: str) -> dict[str, bytes]:
-    """Return the files that travelled with the folders of a version."""
+    """Return the code files saved with the folders of a version."""
     with zipfile.ZipFile(GOLDEN / f"code-{version}.zip") as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
@@ -108,7 +108,7 @@ def version(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def root(version: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an empty folder, but for what the code of a version starts from."""
+    """Return a folder that contains only the starting point of a version's code."""
     root = tmp_path_factory.mktemp("older")
     (root / "seed").mkdir()
     for name, content in code_of(version).items():
@@ -121,13 +121,13 @@ def root(version: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def then(root: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Let the code of the version save a folder of each kind in `old`; return what it computes there."""
+    """Save a folder of each kind in `old` with the code of the version, and return its outputs."""
     return alone(root, json.dumps(FIELDS))
 
 
 @pytest.fixture(scope="module")
 def saved_again(root: Path, then: Any) -> Path:
-    """Return `new`, which holds the same folders, each opened and saved again in its place by today's package."""
+    """Return `new`, which contains the same folders, each opened and saved again in place by the current package."""
     shutil.copytree(root / "old", root / "new")
     for folder in (root / "new").iterdir():
         PlainViTForImageClassification.from_pretrained(folder).save_pretrained(folder)
@@ -137,7 +137,7 @@ def saved_again(root: Path, then: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def now(root: Path, then: Any, saved_again: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Return what all folders compute in another process, which finds the cache that the old ones left."""
+    """Return the outputs of all folders in another process, which finds the cache left by the old ones."""
     return alone(root)
 
 
@@ -227,7 +227,7 @@ def test_a_push_of_today_s_over_an_old_one_replaces_the_code_in_one_commit(
             push(model, repository, image_processor=processor)
         else:
             model.push_to_hub(repository)
-            alone = "image_processing_plain_vit.py"  # the image processor brings its own code
+            alone = "image_processing_plain_vit.py"  # the image processor has its own code
             expected = TODAY | {alone: before[alone]}
     after = hub.files(repository)
     assert len(hub.repository(repository, "model").commits) == commits + 1

@@ -1,7 +1,7 @@
-"""Tests that need a GPU: the same outputs there as on the CPU and as of the source, half precision, flash attention,
-compilation, memory, and training with the steps of a CPU.
+"""Tests that need a GPU: the outputs of the CPU and of the source, half precision, flash attention, compilation,
+memory, and training with the same steps as on a CPU.
 
-Without one every test here is skipped. `make test` runs them where there is one.
+`make test` runs them if there is a GPU; otherwise they are skipped.
 """
 
 import copy
@@ -30,7 +30,7 @@ from tests.training.runs import PYTHON, launch, launch_and_kill, save_plain_vit
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-OTHER_KERNELS = 1e-5  # float32 sums in another order
+OTHER_KERNELS = 1e-5  # float32 sums in a different order
 HALF = 2e-2  # bfloat16 keeps 8 bits of the mantissa
 DIGITS = {
     "dataset": "digits", "shots_per_class": 8, "steps": 6, "batch_size": 16, "warmup_steps": 0, "learning_rate": 3e-3,
@@ -40,7 +40,7 @@ DIGITS = {
 
 @pytest.fixture(autouse=True)
 def _nondeterministic() -> None:
-    """Let operations run that have no deterministic kernel on a GPU."""
+    """Allow operations without a deterministic GPU kernel."""
     torch.use_deterministic_algorithms(False)
 
 
@@ -48,7 +48,7 @@ def _nondeterministic() -> None:
 def test_logits_and_gradients_on_a_gpu_are_those_on_the_cpu(name: str) -> None:
     model = build(**VARIATIONS[name])
     there = copy.deepcopy(model).cuda()
-    expected, found = model(pixels()).logits, there(pixels().cuda()).logits  # without pooling, of every token
+    expected, found = model(pixels()).logits, there(pixels().cuda()).logits  # per token, without pooling
     assert difference(found.cpu(), expected) < OTHER_KERNELS
     gradient = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
     expected.backward(gradient)
@@ -70,12 +70,12 @@ def test_pixels_sent_to_a_gpu_are_the_cpus_and_tensors_there_are_resized_there()
     assert torch.equal(sent.cpu(), expected)
     there = processor(torch.from_numpy(levels).cuda(), return_tensors="pt").pixel_values
     assert there.device.type == "cuda"
-    assert (there.cpu() - expected).abs().max() <= 7 / 255 / 0.5 + 1e-6  # levels, of noise by a bicubic filter
+    assert (there.cpu() - expected).abs().max() <= 7 / 255 / 0.5 + 1e-6  # 7 levels, for noise and a bicubic filter
 
 
 @pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 def test_every_kernel_of_sdpa_gives_the_eager_logits(backend: SDPBackend) -> None:
-    model = build(hidden_size=80, intermediate_size=104).cuda().bfloat16()  # heads of 16: flash takes multiples of 8
+    model = build(hidden_size=80, intermediate_size=104).cuda().bfloat16()  # 16 per head: flash needs multiples of 8
     images = pixels().cuda().bfloat16()
     with torch.no_grad():
         model.set_attn_implementation("eager")
@@ -148,7 +148,7 @@ def test_recorded_passes_keep_out_of_each_other_s_way() -> None:
         kept = prepared(images).logits
         prepared(pixel_values=images + 1)
         assert difference(kept, expected) < OTHER_KERNELS
-        for count in range(1, 8):  # more shapes than are recorded
+        for count in range(1, 8):  # more shapes than the cache records
             assert difference(prepared(images[:1].repeat(count, 1, 1, 1)).logits[:1], expected[:1]) < OTHER_KERNELS
         assert len(prepared.graphs.recorded) == 4
         for stream in (torch.cuda.Stream(), torch.cuda.Stream()):
@@ -187,7 +187,7 @@ def test_what_is_not_recorded_is_computed_as_ever() -> None:
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 def test_a_pass_does_not_wait_for_the_gpu(name: str, training: bool) -> None:
     model, images = build(**VARIATIONS[name]).cuda().train(training), pixels().cuda()
-    model(images).logits.sum().backward()  # libraries start
+    model(images).logits.sum().backward()  # initialises the libraries
     torch.cuda.set_sync_debug_mode("error")
     try:
         model(images).logits.sum().backward()
@@ -252,7 +252,7 @@ def test_matrices_are_orthogonalised_as_on_the_cpu() -> None:
     matrices = torch.randn(3, 96, 64, generator=torch.Generator().manual_seed(0))
     found = torch.linalg.svdvals(orthogonalised(matrices.cuda()).double())
     expected = torch.linalg.svdvals(orthogonalised(matrices).double())
-    assert (found.cpu() - expected).abs().max() < 0.05  # products of bfloat16
+    assert (found.cpu() - expected).abs().max() < 0.05  # products in bfloat16
     assert 0.6 < found.min() < found.max() < 1.3
 
 
@@ -297,7 +297,7 @@ def losses(folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch, device: s
         ({"drop_path_rate": 0.3, "mixup": 0.4, "random_erasing": 0.5, "ema_decay": 0.9}, 1e-4),
         ({"lora_rank": 4}, 1e-4),
         ({"optimizer": "timm:lamb"}, 1e-4),
-        ({"optimizer": "muon"}, 1e-2),  # in bfloat16
+        ({"optimizer": "muon"}, 1e-2),  # orthogonalises in bfloat16
         ({"compile": True}, 1e-4),
         ({"compile": True, "compile_mode": "reduce-overhead", "drop_path_rate": 0.3, "ema_decay": 0.9}, 1e-4),
     ],
@@ -327,7 +327,7 @@ def test_training_in_less_precision_stays_near_float32(
     found = losses(tmp_path / "less", model, monkeypatch, "cuda", **options)
     expected = losses(tmp_path / "float32", model, monkeypatch, "cuda", tf32=False)
     np.testing.assert_allclose(found, expected, rtol=HALF)
-    assert not np.array_equal(found, expected)  # or it was float32
+    assert not np.array_equal(found, expected)  # otherwise it ran in float32
 
 
 def test_a_run_killed_on_a_gpu_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The image processors crop, convert and open images as timm, torchvision and their loaders do, or refuse."""
+"""The image processors crop, convert and open images like timm, torchvision and their loaders, or raise an error."""
 
 import base64
 import http.server
@@ -108,7 +108,7 @@ def test_resized_with_torch_the_sides_are_the_same_as_timms(mode: str, longest: 
         assert torch.equal(prepare(processor, image), expected)
 
 
-# The largest distance of torch's resizing of levels from Pillow's, in levels of 255, over six sizes.
+# Largest difference between resizing in torch and in Pillow, in levels of 255, over six sizes.
 @pytest.mark.slow(quick=["3-smooth-2"])
 @pytest.mark.parametrize(
     "resample, picture, levels", [(2, "smooth", 1), (2, "noise", 1), (3, "smooth", 2), (3, "noise", 7)]
@@ -142,7 +142,7 @@ def test_a_batch_of_unequal_images_is_prepared_as_each_alone(backend: type) -> N
         assert torch.equal(prepared, prepare(processor, image))
 
 
-# What kind of image it is
+# Kinds of images
 
 
 def palette_with_transparency() -> Image.Image:
@@ -165,7 +165,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one file of every kind; rotated.jpg says that it is to be turned by a quarter."""
+    """Return a folder with one file of every kind; rotated.jpg has an EXIF rotation by 90 degrees."""
     folder = tmp_path_factory.mktemp("images")
     for name, image in FILES.items():
         image.save(folder / name)
@@ -213,7 +213,7 @@ def test_an_image_is_not_converted_where_that_is_turned_off(backend: type) -> No
         with pytest.raises(ValueError, match=f"mode {other.mode}, which is not converted to the 3 channels"):
             processor(other)
     grey = backend(do_convert_rgb=False, image_mean=(0.5,), image_std=(0.5,))
-    for other in (rgb.convert("1"), rgb.quantize(17), rgb.convert("I")):  # of one band each, which holds no levels
+    for other in (rgb.convert("1"), rgb.quantize(17), rgb.convert("I")):  # one band, but not grey levels
         with pytest.raises(ValueError, match=f"mode {other.mode}, which is not converted to the 1 channels"):
             grey(other)
     with pytest.raises(ValueError, match="got an image of 1 channels"):
@@ -233,7 +233,7 @@ def test_arrays_and_tensors_in_either_layout_equal_the_opened_image(backend: typ
         assert torch.equal(prepare(processor, image), expected)
     assert torch.equal(prepare(processor, first.transpose(1, 2, 0)), expected)
     assert torch.equal(prepare(processor, mirrored.transpose(2, 0, 1)), expected)
-    for width in (37, 3, 1):  # as narrow as there are channels
+    for width in (37, 3, 1):  # widths that could be numbers of channels
         grey = noise(53, width)
         expected = prepare(processor, Image.fromarray(grey))
         for image in (grey, torch.from_numpy(grey)):
@@ -263,7 +263,7 @@ def test_batches_and_nested_lists_are_prepared_image_by_image(backend: type) -> 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_array_that_can_be_read_in_two_layouts_is_asked_about(backend: type) -> None:
     processor = backend(size=(31, 43))
-    row = noise(1, 37, 3)  # a coloured image of one row, or a grey one that is 3 wide
+    row = noise(1, 37, 3)  # ambiguous: a colour image of one row, or a grey image of width 3
     with pytest.raises(ValueError, match=r"\(1, 37, 3\), with 1 or 3 channels expected.*give input_data_format"):
         processor(row)
     coloured = processor(row, input_data_format="channels_last", return_tensors="pt")["pixel_values"][0]
@@ -317,7 +317,7 @@ def test_scaled_floating_point_tensors_are_prepared_as_timm_prepares_them(interp
         expected = transform(scaled.clone())
         for image in (scaled, scaled.numpy(), scaled.permute(1, 2, 0), scaled.double()):
             assert torch.equal(prepare(PlainViTImageProcessor(**settings), image), expected)
-            # torch computes the weights of a filter in float32, Pillow in float64; the values span 3.
+            # torch computes filter weights in float32, Pillow in float64; the values have a range of 3.
             torchs, pillows = (prepare(backend(**settings, do_normalize=False), image) for backend in BACKENDS)
             torch.testing.assert_close(pillows, torchs, rtol=0, atol=3 * 1e-5)
 
@@ -365,17 +365,17 @@ def test_an_image_that_has_the_channels_of_the_model_is_prepared_as_timm_prepare
     processor = backend(
         size={"shortest_edge": 47}, crop_size=(43, 43), do_center_crop=True, resample=3, image_mean=mean, image_std=mean
     )
-    assert torch.equal(prepare(processor, image), transform(image))  # Pillow weighs RGBA and LA with their alpha
+    assert torch.equal(prepare(processor, image), transform(image))  # Pillow premultiplies RGBA and LA by alpha
     with pytest.raises(ValueError, match=f"mode RGB, which is not converted to the {len(mean)} channels"):
         processor(Image.fromarray(noise(13, 17, 3)))
 
 
-# Where it comes from
+# Sources of images
 
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[str]:
-    """The address of a server of the images' folder."""
+    """Start a server for the folder of images, and return its address."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *args: object) -> None:
@@ -434,7 +434,7 @@ def test_a_setting_that_cannot_work_is_refused(settings: dict, message: str, bac
         backend(**settings)
 
 
-# What no file and no caller may ask for: in any setting of numbers, and in one of them.
+# Invalid values, in a file or in a call: for any numeric setting, and for single settings.
 ODD: list[Any] = [math.nan, math.inf, -math.inf, True, "1", "false", [[1]], {"height": "7"}, 10**9, 10**400, b"1"]
 ODD_IN: dict[str, list[Any]] = {
     "image_mean": [], "image_std": [0, -7], "rescale_factor": [0, -7], "resample": [8, -1, 2.5], "pad_color": [-1, 256],
@@ -452,7 +452,7 @@ def test_a_setting_of_numbers_takes_no_others_from_a_file_or_a_caller(name: str,
             with pytest.raises((ValueError, TypeError)) as caught:
                 backend(**{name: odd})
             assert len(str(caught.value)) < 1000
-            if name != "pad_color":  # which a call does not take
+            if name != "pad_color":  # not an argument of a call
                 with pytest.raises((ValueError, TypeError, StrictDataclassError)):
                     backend()(noise(13, 17, 3), do_center_crop=True, **{name: odd})
 

@@ -1,4 +1,4 @@
-"""Image processors that keep the aspect ratio within a number of patches: SigLIP 2's pixels."""
+"""Image processors that keep the aspect ratio within a maximum number of patches: SigLIP 2's pixels."""
 
 from pathlib import Path
 from typing import Any

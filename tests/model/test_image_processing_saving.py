@@ -1,4 +1,4 @@
-"""Saved processors resolve on both backends, with and without the package, also after being loaded and saved again."""
+"""Saved processors load on both backends, with and without the package, also after loading and saving again."""
 
 import copy
 import importlib
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
     "image_std": (0.3, 0.2, 0.4),
 }
 
-# Runs in a process that cannot import plain_vit: opens what is named, saves it in every way, opens that again.
+# Runs in a process that cannot import plain_vit: opens the given folders, saves them in every way, opens the copies.
 WITHOUT_PACKAGE = """
 import json
 from pathlib import Path
@@ -87,13 +87,13 @@ def image() -> Image.Image:
 
 
 def composite(processor: Any, kind: Any = CLIPProcessor) -> Any:
-    """Return a processor of images and text."""
+    """Return a processor for images and text."""
     return kind(processor, CLIPTokenizer(vocab={"<|startoftext|>": 0, "<|endoftext|>": 1}, merges=[]))
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, image: Image.Image) -> Path:
-    """Folders of a model with its processor, saved in either order, and of processors alone; and an image."""
+    """Save folders of a model with its processor, in either order, and of processors alone, and an image."""
     root = tmp_path_factory.mktemp("saved")
     config = PlainViTConfig.from_name(
         "vit-tiny-patch12-60", image_size=(60, 36), hidden_size=24, num_hidden_layers=2, num_labels=5
@@ -104,7 +104,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, image: Image.Image) -> Path:
     for step in (processor, model):
         step.save_pretrained(root / "processor_first")
     processor.save_pretrained(root / "alone")
-    LlavaConfig().save_pretrained(root / "composite")  # which names no code of an image processor
+    LlavaConfig().save_pretrained(root / "composite")  # names no image processor code
     composite(processor).save_pretrained(root / "composite")
     model.save_pretrained(root / "composite_of_model")
     composite(processor, VisionTextDualEncoderProcessor).save_pretrained(root / "composite_of_model")
@@ -114,14 +114,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory, image: Image.Image) -> Path:
 
 @pytest.fixture(scope="module")
 def opened_without_package(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
-    """What the process without the package opened: for each folder and backend, the class and its origin."""
+    """Return what the process without the package opened: the class and its origin, for each folder and backend."""
     printed = bare.run(bare.REFUSE + WITHOUT_PACKAGE, saved, cwd=saved, home=tmp_path_factory.mktemp("hf_home"))
     return json.loads(printed.splitlines()[-1])
 
 
 @pytest.fixture
 def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every question put to the user, such as whether to trust code."""
+    """Record every question to the user, such as whether to trust code."""
     asked: list[str] = []
 
     def refuse(question: str = "") -> str:
@@ -165,7 +165,7 @@ def test_a_process_without_the_package_classifies_with_a_pipeline(opened_without
 def test_the_package_opens_what_either_process_saved_and_asks_nothing(
     folder: str, backend: str, saved: Path, opened_without_package: dict, image: Image.Image, prompts: list
 ) -> None:
-    for trust in TRUST:  # local code wins either way
+    for trust in TRUST:  # local code is used in both cases
         processor = AutoImageProcessor.from_pretrained(saved / folder, backend=backend, **trust)
         assert type(processor) is CLASSES[backend]
         assert np.array_equal(
@@ -261,13 +261,13 @@ def test_settings_of_another_class_are_refused_with_the_class_that_opens_them(ki
     theirs = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     with pytest.raises(ValueError, match="of 'CLIPImageProcessor'"):
         kind.from_dict(theirs.to_dict())
-    # Read as ours, `size` would be that of both sides, and not of the shorter one.
+    # Our own processor would read `size` as both sides, not as the shorter side.
     settings = {name: value for name, value in OLD_CLIP.items() if not name.endswith("type")}
     misread, right = (np.asarray(one(image)["pixel_values"][0]) for one in (kind(**settings), theirs))
     assert np.abs(misread - right).max() > 0.5
 
 
-# Subclasses in a file of one's own
+# Subclasses in a user's file
 
 MINE = """
 from plain_vit import PlainViTImageProcessor, PlainViTImageProcessorPil
@@ -291,7 +291,7 @@ Registered.register_for_auto_class("AutoImageProcessor")
 
 
 def require_code_named_in(folder: Path) -> None:
-    """Require that the folder contains every file of code that its settings name."""
+    """Check that the folder contains every code file that its settings name."""
     for file in folder.glob("*.json"):
         settings = json.loads(file.read_text())
         for named in (settings, settings.get("image_processor", {})):
@@ -340,7 +340,7 @@ def test_a_subclass_s_folder_names_code_that_is_there_and_opens(
         "np.save(sys.argv[2] + '/got.npy', processor(Image.open(sys.argv[2] + '/image.png'))['pixel_values'][0])"
     )
     image.save(tmp_path / "image.png")
-    # The file of a registered one imports the package, and is a requirement on who loads it.
+    # A registered subclass's file imports the package, so whoever loads the folder needs the package.
     package = "with" if kind == "Registered" else "without"
     cwd = ROOT if package == "with" else tmp_path
     bare.run(program, folder, tmp_path, package, cwd=cwd, home=tmp_path / "hf")

@@ -1,4 +1,4 @@
-"""After `import plain_vit`, in any order and process, the Auto classes and `pipeline` know its models without trust."""
+"""After `import plain_vit`, in any order and process, Auto classes and `pipeline` open its models without trust."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The model's forward pass: the numbers of its sources, any grid, every pooling, every dropout, every refusal."""
+"""The model's forward pass: parity with its sources, any grid, every pooling, every dropout, every error."""
 
 from functools import partial
 from typing import Any
@@ -20,12 +20,12 @@ from tests.conftest import randomize_
 from tests.releases import not_with_transformers
 from tests.tiny import SIZES, VARIATIONS, difference, in_turn, pixels, tiny_config
 
-# Sums are taken in another order than the source takes them.
+# Sums are taken in a different order than in the source.
 REORDERED = 1e-5
 
 
 def randomized(config: PlainViTConfig, seed: int = 0) -> Any:
-    """Return a classifier whose every parameter differs."""
+    """Return a classifier with random parameters."""
     model = PlainViTForImageClassification(config)
     randomize_(model, seed)
     return model.eval()
@@ -45,8 +45,8 @@ def beside_stock(**fields: Any) -> tuple[Any, Any]:
 
 OF_TODAY = not_with_transformers(5, 8, "other parameter names")
 
-# The ladder: embeddings, one layer, the whole model, the loss and its gradient. The operations are the stock ViT's, in
-# its order, so that every difference is 0.
+# The ladder: embeddings, one layer, the whole model, the loss and its gradient. The operations and their order are the
+# same as in the stock ViT, so every difference is 0.
 
 
 @OF_TODAY
@@ -148,7 +148,7 @@ def test_grids_of_as_many_patches_but_another_shape_get_other_positions(mode: st
     table = embeddings.position_embeddings.weight[1:]
     expected = resample_positions(table, (4, 16), (8, 8), mode)
     assert difference(tokens, expected) < REORDERED
-    assert torch.equal(expected, table) == (mode == "truncate")  # which reads them in raster order, as its source does
+    assert torch.equal(expected, table) == (mode == "truncate")  # the first positions in raster order
 
 
 def test_truncated_positions_are_the_first_in_raster_order() -> None:
@@ -189,7 +189,7 @@ def test_every_parameter_changes_the_output(name: str) -> None:
     if model.distillation_classifier is not None:
         logits = logits + model.distillation_classifier(outputs.last_hidden_state[:, 1])
     logits.square().sum().backward()
-    # A key's bias adds the same to all scores of a query, which the softmax takes away.
+    # A bias of the keys adds a constant to all scores of a query, which the softmax removes.
     unread = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 1e-6}
     assert {n for n in unread if not n.endswith(("k_proj.bias", "k_norm.bias"))} == set()
 
@@ -248,17 +248,17 @@ def test_gradient_checkpointing_gives_the_same_gradients(reentrant: bool, name: 
     checkpointed = gradients()
     assert len(calls) == 2  # forward, and once more in the backward pass
     assert plain.keys() == checkpointed.keys()
-    rounded = reentrant and name.startswith("relative")  # where nothing has gradients, torch adds a bias in another way
+    rounded = reentrant and name.startswith("relative")  # without gradients, torch adds a bias differently
     limit = 1e-5 * max(gradient.abs().max().item() for gradient in plain.values()) if rounded else 0
     for key in plain:
         assert (checkpointed[key] - plain[key]).abs().max() <= limit, key
 
 
-# Dropouts, and what else happens in training alone
+# Dropouts and other operations that only happen in training
 
 
 def paper(model: Any, pixel_values: torch.Tensor) -> torch.Tensor:
-    """The paper's model in training (equations 1 to 8; appendix B.1 for the dropouts), written down once more."""
+    """Compute the paper's model in training, written out (equations 1 to 8; dropouts as in appendix B.1)."""
     config, vit = model.config, model.vit
 
     def dropout(tensor: torch.Tensor) -> torch.Tensor:
@@ -287,7 +287,7 @@ def test_each_dropout_is_where_the_paper_has_it() -> None:
     )  # fmt: skip
     model = randomized(config).train()
     torch.manual_seed(5)
-    found = model(pixels(), output_hidden_states=True).logits  # or the last block would draw for the class token alone
+    found = model(pixels(), output_hidden_states=True).logits  # else the last block drops for the class token only
     torch.manual_seed(5)
     assert difference(found, paper(model, pixels())) == 0
     assert not torch.equal(found, model.eval()(pixels()).logits)
@@ -307,7 +307,7 @@ def test_stochastic_depth_grows_as_in_timm() -> None:
 
 def test_stochastic_depth_leaves_whole_samples_out_and_scales_the_others() -> None:
     config = tiny_config(drop_path_rate=0.4)
-    depth = StochasticDepth(config, 2)  # the last, at the full rate
+    depth = StochasticDepth(config, 2)  # the last block, at the full rate
     out = depth(torch.ones(1000, 2, 3), PLAIN)
     kept = out[:, 0, 0] != 0
     assert torch.equal(out, (kept.float() / 0.6).view(-1, 1, 1).expand(-1, 2, 3))
@@ -323,11 +323,11 @@ def test_both_residual_branches_of_a_layer_are_left_out_on_their_own() -> None:
     for change in (layer(tokens) - tokens).detach():
         if not any(torch.allclose(change, kind, atol=1e-4) for kind in kinds):
             kinds.append(change)
-    assert len(kinds) == 4  # neither, the attention, the MLP, both
+    assert len(kinds) == 4  # kept: neither, attention, MLP, both
 
 
 def first_tokens(model: PlainViTModel) -> torch.Tensor:
-    """Return what the first block reads."""
+    """Return the input of the first block."""
     return model(pixels(), output_hidden_states=True).hidden_states[0]
 
 

@@ -1,4 +1,4 @@
-"""The heads: classifier and its losses, masked images, backbone; and the helpers for analysis."""
+"""The heads (classifier with its losses, masked images, backbone), and what analysis relies on."""
 
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,12 @@ from tests.conftest import randomize_
 from tests.releases import not_with_transformers
 from tests.tiny import SIZES, VARIATIONS, difference, pixels, tiny_config
 
-# Sums are taken in another order than the source takes them.
+# Sums are taken in a different order than in the source.
 REORDERED = 1e-5
 
 
 def randomized(model: nn.Module) -> Any:
-    """Give every parameter of the model a value of its own."""
+    """Randomise every parameter of the model."""
     return randomize_(model).eval()
 
 
@@ -126,7 +126,7 @@ def test_accumulated_gradients_are_those_of_one_large_batch(problem_type: str) -
     for part in (slice(0, 1), slice(1, 4)):
         model(images[part], labels=labels[part], num_items_in_batch=items).loss.backward()
     for name, parameter in model.named_parameters():
-        if whole[name].abs().max() > 1e-6:  # a key's bias changes nothing: its gradient is what is left of rounding
+        if whole[name].abs().max() > 1e-6:  # key biases have no effect: their gradients are rounding errors
             assert difference(parameter.grad, whole[name]) < REORDERED, name
 
 
@@ -156,7 +156,7 @@ def test_a_loss_of_one_s_own_replaces_ours() -> None:
 
 @not_with_transformers(5, 8, "other parameter names")
 def test_masked_pixels_are_those_of_the_stock_vit() -> None:
-    square = {**SIZES, "image_size": 32, "patch_size": 8}  # all that the stock model takes
+    square = {**SIZES, "image_size": 32, "patch_size": 8}  # the stock model requires squares
     stock = ViTForMaskedImageModeling(ViTConfig(**square, encoder_stride=8, layer_norm_eps=1e-3))
     randomize_(stock).eval()
     weights = stock.state_dict()
@@ -169,7 +169,7 @@ def test_masked_pixels_are_those_of_the_stock_vit() -> None:
     ours.load_state_dict(weights)
     images, mask = pixels(height=32, width=32), torch.rand(2, 16) > 0.5
     found, expected = ours(images, mask), stock(images, mask)
-    assert difference(found.reconstruction, expected.reconstruction) < REORDERED  # a product, theirs a convolution
+    assert difference(found.reconstruction, expected.reconstruction) < REORDERED  # a product, theirs is a convolution
     assert difference(found.loss, expected.loss) < REORDERED  # theirs divides by 1e-5 more
 
 
@@ -185,7 +185,7 @@ def test_a_masked_image_model_predicts_images_of_any_size(name: str, target: str
     assert (outputs.color_logits is not None) == (target == "mean_color")
     outputs.loss.backward()
     unused = {name for name, parameter in model.named_parameters() if parameter.grad is None}
-    assert unused == set()  # DistributedDataParallel asks for it
+    assert unused == set()  # DistributedDataParallel requires this
     assert model(pixels(2, *size)).loss is None
 
 
@@ -200,7 +200,7 @@ def test_the_loss_is_over_the_hidden_patches_alone(target: str) -> None:
     hidden, seen = images.clone(), images.clone()
     hidden[0, :, 8:16, 28:42] += 4
     seen[0, :, :8, :14] += 4
-    # Masked pixels affect the loss only as its target, the others only as input.
+    # Masked pixels affect the loss only as its target, other pixels only as input.
     reconstruction = model(images, mask).reconstruction
     assert torch.equal(model(hidden, mask).reconstruction, reconstruction)
     assert not torch.equal(model(hidden, mask).loss, loss)
@@ -273,7 +273,7 @@ def test_a_classifier_s_checkpoint_starts_a_masked_image_model(auto_class: Any, 
     assert info["unexpected_keys"] == {"classifier.weight", "classifier.bias"}
     assert not info["mismatched_keys"]
     assert model.config.use_mask_token
-    assert (model.vit.embeddings.mask_token == 0).all()  # as every initialization draws it
+    assert (model.vit.embeddings.mask_token == 0).all()  # the same in every initialization
     assert model.decoder.projection.weight.std() > 0
     assert torch.equal(model.vit(pixels()).last_hidden_state, classifier.vit(pixels()).last_hidden_state)
 
@@ -346,7 +346,7 @@ def test_a_backbone_needs_every_patch() -> None:
         PlainViTBackbone(tiny_config(patch_dropout_prob=0.5))
 
 
-# For those who look inside
+# Attentions and hidden states for analysis
 
 
 @pytest.mark.parametrize("name", ["plain", "deit", "registers", "registers_last", "sincos"])

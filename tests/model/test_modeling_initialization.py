@@ -1,4 +1,4 @@
-"""Weight initialisation: the statistics of each source, and that no parameter is forgotten."""
+"""Weight initialisation: the statistics of each source, and no uninitialised parameter."""
 
 from typing import Any
 
@@ -27,12 +27,12 @@ LARGE: dict[str, Any] = {
 
 
 def ours(initialization: str, **fields: Any) -> Any:
-    """Return a fresh classifier, large enough for its deviations to be known within a few percent."""
+    """Return a new classifier, large enough to estimate standard deviations within a few percent."""
     return PlainViTForImageClassification(tiny_config(**{**LARGE, "initialization": initialization, **fields}))
 
 
 def stock_kinds(model: Any) -> dict[str, torch.Tensor]:
-    """Return the kinds that transformers' own ViT has."""
+    """Return the same kinds of tensors of transformers' own ViT."""
     layer, embeddings = model.vit.layers[1], model.vit.embeddings
     return {
         "attention": layer.attention.v_proj.weight, "attention bias": layer.attention.o_proj.bias,
@@ -45,14 +45,14 @@ def stock_kinds(model: Any) -> dict[str, torch.Tensor]:
 
 
 def kinds(model: Any) -> dict[str, torch.Tensor]:
-    """Return a tensor of every kind of our model."""
+    """Return one tensor of each kind of our model."""
     embeddings = model.vit.embeddings
     own = {"registers": embeddings.register_tokens, "positions": embeddings.position_embeddings.weight}
     return stock_kinds(model) | own
 
 
 def timm_kinds(model: Any) -> dict[str, torch.Tensor]:
-    """Return the same kinds of timm's."""
+    """Return the same kinds of tensors of timm's model."""
     block = model.blocks[1]
     return {
         "attention": block.attn.qkv.weight[-WIDTH:], "attention bias": block.attn.proj.bias,
@@ -64,7 +64,7 @@ def timm_kinds(model: Any) -> dict[str, torch.Tensor]:
 
 
 def vit_pytorch_kinds(model: Any) -> dict[str, torch.Tensor]:
-    """Return the kinds that vit-pytorch's ViT has."""
+    """Return the same kinds of tensors of vit-pytorch's ViT."""
     attention, mlp = model.transformer.layers[1]
     return {
         "attention": attention.to_qkv.weight[-WIDTH:], "attention bias": attention.to_out[0].bias,
@@ -76,7 +76,7 @@ def vit_pytorch_kinds(model: Any) -> dict[str, torch.Tensor]:
 
 
 def simple_vit_kinds(model: Any) -> dict[str, torch.Tensor]:
-    """Return the kinds that vit-pytorch's SimpleViT has."""
+    """Return the same kinds of tensors of vit-pytorch's SimpleViT."""
     attention, mlp = model.transformer.layers[1]
     return {
         "attention": attention.to_qkv.weight[-WIDTH:],
@@ -87,7 +87,7 @@ def simple_vit_kinds(model: Any) -> dict[str, torch.Tensor]:
 
 
 def source(name: str) -> dict[str, torch.Tensor]:
-    """Return the fresh tensors of a live model of that source."""
+    """Return the tensors of a newly initialised model of that source."""
     sizes = {"image_size": 64, "patch_size": 8, "dim": WIDTH, "depth": 2, "heads": 3, "mlp_dim": 448}
     if name == "transformers":
         return stock_kinds(ViTForImageClassification(ViTConfig(**{k: v for k, v in LARGE.items() if "reg" not in k})))
@@ -101,8 +101,9 @@ def source(name: str) -> dict[str, torch.Tensor]:
     )  # fmt: skip
     found = timm_kinds(timm)
     if name == "google":
-        # timm's port of the paper's code differs in three: it draws packed q, k, v as one matrix, and its tokens and
-        # its positions its own way. These are what flax gives: Xavier for each of the three, zeros, normal of 0.02.
+        # timm's port of the paper's code differs in three ways: it initialises packed q, k, v as one matrix, and uses
+        # other distributions for tokens and positions. The values here are flax's: Xavier for each of q, k and v, zeros
+        # for tokens, a normal with standard deviation 0.02 for positions.
         found["attention"] = nn.init.xavier_uniform_(torch.empty(WIDTH, WIDTH))
         found["class"] = torch.zeros(1, 1, WIDTH)
         found["registers"] = torch.randn(1, 8, WIDTH) * 0.02
@@ -116,7 +117,7 @@ def test_fresh_weights_have_the_statistics_of_their_source(name: str) -> None:
         deviation, wanted = found[kind].std().item(), expected.std().item()
         assert deviation == pytest.approx(wanted, rel=0.2, abs=1e-9), kind
         assert abs(found[kind].mean()) <= 5 * deviation / found[kind].numel() ** 0.5, kind
-        # Uniform ends at sqrt(3) deviations, a cut normal at two of the uncut, a normal nowhere.
+        # A uniform distribution ends at sqrt(3) deviations, a truncated normal at two of the uncut, a normal nowhere.
         if expected.numel() > 10_000 and wanted > 0:
             ends = found[kind].abs().max().item() / deviation, expected.abs().max().item() / wanted
             assert ends[0] == pytest.approx(ends[1], rel=0.25), kind
@@ -175,9 +176,9 @@ def test_what_a_checkpoint_lacks_is_drawn_like_a_fresh_model(name: str, initiali
     assert (loaded.classifier.bias == 0.5).all()
     tensors = {**dict(loaded.named_parameters()), **dict(loaded.named_buffers())}
     for key, expected in {**dict(fresh.named_parameters()), **dict(fresh.named_buffers())}.items():
-        # New memory holds NaN in the tests (see conftest.py), so an uninitialised tensor is noticed.
+        # In the tests new memory contains NaN (see conftest.py), so an uninitialised tensor is noticed.
         assert tensors[key].isfinite().all(), key
-        if key != "classifier.bias" and expected.numel() > 5:  # a handful of numbers has no deviation worth the name
+        if key != "classifier.bias" and expected.numel() > 5:  # too few values to estimate a deviation
             deviation = expected.std(correction=0).item()
             assert tensors[key].std(correction=0).item() == pytest.approx(deviation, rel=0.7, abs=1e-9), key
 

@@ -1,4 +1,4 @@
-"""Unusual inputs of a model: empty batches, non-numeric values, other types; and torch's transforms of it."""
+"""Unusual inputs of a model (empty batches, non-numeric values, other types), and torch's transforms of models."""
 
 import sys
 from typing import Any
@@ -31,7 +31,7 @@ def build(model_class: Any, name: str = "plain", **fields: Any) -> Any:
 
 
 def inputs_of(model: Any, images: torch.Tensor) -> dict[str, Any]:
-    """Return these images and whatever else makes this kind of model give a loss."""
+    """Return the inputs with which this class of model returns a loss for these images."""
     inputs: dict[str, Any] = {"pixel_values": images}
     if isinstance(model, PlainViTForImageClassification) and model.config.pooling != "none":
         inputs["labels"] = torch.zeros(images.shape[0], dtype=torch.int64, device=images.device)
@@ -42,7 +42,7 @@ def inputs_of(model: Any, images: torch.Tensor) -> dict[str, Any]:
 
 
 def tensors_of(outputs: Any) -> list[torch.Tensor]:
-    """Return every tensor of an output, in order."""
+    """Return all tensors of an output, in order."""
     parts = outputs.to_tuple() if hasattr(outputs, "to_tuple") else outputs
     return [tensor for part in parts for tensor in ([part] if isinstance(part, torch.Tensor) else tensors_of(part))]
 
@@ -60,7 +60,7 @@ def test_on_the_meta_device_shapes_and_operations_are_those_of_the_cpu(model_cla
     for device in ("meta", "cpu"):
         with torch.device(device):
             model = build(model_class, name)
-        images = torch.zeros(2, 3, 16, 28, device=device)  # not its own grid: the positions are resampled
+        images = torch.zeros(2, 3, 16, 28, device=device)  # another grid, so positions are resampled
         with FlopCounterMode(display=False) as counter:
             outputs = model(**inputs_of(model, images))
         found.append(([tensor.shape for tensor in tensors_of(outputs)], counter.get_total_flops()))
@@ -74,7 +74,7 @@ def test_on_the_meta_device_a_model_is_trained(model_class: Any) -> None:
     rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "drop_path_rate": 0.5}
     for number, name in enumerate(VARIATIONS):
         if not NIGHTLY and MODELS[number // 2 % len(MODELS)] is not model_class:
-            continue  # each variation is one of the models, two in turn of each, of either dtype
+            continue  # each variation runs with one model class and one dtype, in turn
         target = ("pixels", "mean_color")[number % 2]
         with torch.device("meta"):
             model = build(model_class, name, num_hidden_layers=2, reconstruction_target=target, **rates)
@@ -102,7 +102,7 @@ def test_on_the_meta_device_a_prepared_model_counts_too(name: str) -> None:
     assert prepared(pixels(5).to("meta")).logits.shape == (5, 7)
 
 
-# No images at all
+# Empty batches
 
 
 @pytest.mark.parametrize("model_class, name", in_turn(MODELS, quick=[
@@ -127,10 +127,10 @@ def test_the_losses_of_no_images_are_what_torch_makes_of_a_mean_of_nothing() -> 
     for labels in (torch.zeros(0, dtype=torch.int64), torch.zeros(0, 7)):
         model = build(PlainViTForImageClassification)
         assert model(images, labels=labels).loss.isnan()
-        assert model(images, labels=labels, num_items_in_batch=8).loss == 0  # where other batches count too
+        assert model(images, labels=labels, num_items_in_batch=8).loss == 0  # with gradient accumulation
     for target in ("pixels", "mean_color"):
         masked = build(PlainViTForMaskedImageModeling, reconstruction_target=target)
-        assert masked(images, bool_masked_pos=torch.ones(0, 12, dtype=torch.bool)).loss == 0  # as with nothing hidden
+        assert masked(images, bool_masked_pos=torch.ones(0, 12, dtype=torch.bool)).loss == 0  # with no masked patches
 
 
 def test_a_prepared_model_takes_a_batch_of_no_images() -> None:
@@ -138,7 +138,7 @@ def test_a_prepared_model_takes_a_batch_of_no_images() -> None:
         assert prepare_for_inference(build(PlainViTForImageClassification, name))(pixels()[:0]).logits.shape[0] == 0
 
 
-# Things of another kind
+# Inputs of other types
 
 
 @pytest.mark.parametrize("model_class", MODELS)
@@ -174,7 +174,7 @@ def test_invalid_pixels_are_refused_with_what_is_expected(
         (torch.ones(2, 12).numpy(), TypeError, "is a ndarray"),
         (torch.rand(2, 12), ValueError, "dtype torch.float32: expected torch.bool.*compare with a threshold"),
         (torch.ones(12).bool(), ValueError, r"shape \(12,\): expected .* of 2 images with the patch grid \(3, 4\)"),
-        (torch.ones(1, 12).bool(), ValueError, "of 2 images"),  # would be taken for every image
+        (torch.ones(1, 12).bool(), ValueError, "of 2 images"),  # would be broadcast to all images
         (torch.ones(3, 3, 4).bool(), ValueError, "of 2 images"),
         (torch.ones(2, 4, 3).bool(), ValueError, r"patch grid \(3, 4\)"),
         (torch.ones(2, 13).bool(), ValueError, "of 2 images"),
@@ -215,7 +215,7 @@ def test_a_mask_that_no_model_applies_may_be_none_and_is_else_refused(model_clas
             model(pixels(), **{name: torch.ones(2, 13)})
 
 
-# Copies and transforms of a model that torch makes
+# Copies and transforms of a model by torch
 
 
 def replicas_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -256,7 +256,7 @@ def test_the_replicas_of_data_parallel_give_the_outputs_and_gradients_of_the_mod
         assert all((ours - gradients[1][key]).abs().max() <= 1e-6 * largest for key, ours in gradients[0].items())
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch has no batching rule for its fused attention
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch has no batching rule for fused attention
 @pytest.mark.parametrize("training", [False, True])
 def test_the_loss_of_classes_is_differentiated_for_each_image(training: bool) -> None:
     model = randomize_(build(PlainViTForImageClassification)).train(training)
@@ -269,7 +269,7 @@ def test_the_loss_of_classes_is_differentiated_for_each_image(training: bool) ->
     of_each = vmap(grad(loss), (None, 0, 0))(weights, images, labels)
     model(images, labels=labels).loss.backward()
     for name, p in model.named_parameters():
-        expected = torch.zeros_like(p) if p.grad is None else p.grad  # of the mask token
+        expected = torch.zeros_like(p) if p.grad is None else p.grad  # only the mask token's gradient
         assert torch.allclose(of_each[name].mean(0), expected, rtol=1e-4, atol=1e-6), name
 
 

@@ -1,4 +1,4 @@
-"""Images of many sizes in one batch: padded and packed give each image what it gets alone, and SigLIP 2's numbers."""
+"""Batches of images of many sizes, padded or packed: each image gets its outputs as alone, and SigLIP 2's numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,19 +16,19 @@ from tests.sources.transformers_models import CASES, NAFLEX, tower_of
 from tests.tiny import VARIATIONS, build, difference, tiny_config
 
 TOLERANCE = 1e-5
-GRIDS = [(3, 4), (5, 2), (1, 7), (3, 4), (2, 2)]  # (3, 4) is the native one
+GRIDS = [(3, 4), (5, 2), (1, 7), (3, 4), (2, 2)]  # (3, 4) is the native grid
 REFUSED = ("resnet", "relative", "registers_last", "deit", "re_attention", "class_attention", "locality")
-MANY = [name for name in VARIATIONS if not name.startswith((*REFUSED, "truncate"))]  # whose table cannot grow
+MANY = [name for name in VARIATIONS if not name.startswith((*REFUSED, "truncate"))]  # truncated tables cannot grow
 
 
 def images_of(grids: list[tuple[int, int]], patch: tuple[int, int], seed: int = 1) -> list[torch.Tensor]:
-    """Return one image (1, C, H, W) for each grid."""
+    """Return an image (1, C, H, W) for each grid."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(1, 3, h * patch[0], w * patch[1], generator=generator) for h, w in grids]
 
 
 def padded(images: list[torch.Tensor], patch: tuple[int, int], extra: int = 0) -> dict[str, torch.Tensor]:
-    """Return the images as rows of patches, padded with large numbers to the largest and `extra` more."""
+    """Return a row of patches per image, padded with large values to the longest row plus `extra`."""
     patches = [cut_patches(image, *patch)[0] for image in images]
     width = max(map(len, patches)) + extra
     rows = torch.full((len(images), width, patches[0].shape[1]), 100.0)
@@ -39,7 +39,7 @@ def padded(images: list[torch.Tensor], patch: tuple[int, int], extra: int = 0) -
 
 
 def packed(images: list[torch.Tensor], patch: tuple[int, int]) -> dict[str, torch.Tensor]:
-    """Return the patches of all images one after the other."""
+    """Return the concatenated patches of all images."""
     patches = torch.cat([cut_patches(image, *patch)[0] for image in images])
     return {"pixel_values": patches, "spatial_shapes": grids_of(images, patch)}
 
@@ -50,7 +50,7 @@ def grids_of(images: list[torch.Tensor], patch: tuple[int, int]) -> torch.Tensor
 
 
 def tokens_by_image(model: Any, outputs: Any, grids: list[tuple[int, int]]) -> list[torch.Tensor]:
-    """Return the tokens of each image, without padding, of padded or packed images."""
+    """Return the tokens of each image without padding, from padded or packed outputs."""
     lengths = [model.num_prefix_tokens + h * w for h, w in grids]
     if len(outputs.last_hidden_state) == 1:
         return list(outputs.last_hidden_state[0].split(lengths))
@@ -74,7 +74,7 @@ def test_each_image_gets_the_tokens_and_logits_that_it_gets_alone(name: str, att
         outputs = model.vit(**inputs)
         for ours, one in zip(tokens_by_image(model, outputs, GRIDS), alone, strict=True):
             assert difference(ours, one.last_hidden_state[0]) <= TOLERANCE
-        for ours, one in zip(model(**inputs).logits, logits, strict=True):  # of every token, where none is pooled
+        for ours, one in zip(model(**inputs).logits, logits, strict=True):  # per token in models without pooling
             assert difference(ours[: len(one)], one) <= TOLERANCE
 
 
@@ -99,7 +99,7 @@ def test_the_gradients_are_those_of_the_images_alone(form: Callable[..., dict[st
         logits = torch.cat([again(image).logits for image in images])
         nn.functional.cross_entropy(logits, labels).backward()
         for (path, ours), theirs in zip(model.named_parameters(), again.parameters(), strict=True):
-            if theirs.grad.abs().max() > 1e-6:  # not that of a bias of all keys
+            if theirs.grad.abs().max() > 1e-6:  # key biases have only rounding errors
                 assert difference(ours.grad, theirs.grad) <= 1e-4, path
 
 

@@ -1,4 +1,4 @@
-"""Packing of images into batches within a number of tokens."""
+"""Packing of images into batches of limited numbers of tokens."""
 
 import random
 
@@ -23,7 +23,7 @@ def test_every_image_is_in_one_batch_and_no_batch_has_too_many_tokens() -> None:
         packs = greedy_packs(lengths, most)
         assert sorted(index for one in packs for index in one) == list(range(len(lengths)))
         assert all(sum(lengths[index] for index in one) <= most for one in packs)
-        # Two half-empty batches would have been one.
+        # Two half-empty batches would fit into one.
         assert sum(2 * sum(lengths[index] for index in one) <= most for one in packs) <= 1
 
 

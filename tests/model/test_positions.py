@@ -1,4 +1,4 @@
-"""Rotations of queries and keys, and biases on the scores: what they compute, and which tokens they reach."""
+"""Rotary embeddings and relative position biases: what they compute, and which tokens they apply to."""
 
 import math
 from pathlib import Path
@@ -36,7 +36,7 @@ def rotations(config: PlainViTConfig, grid: tuple[int, int] = (3, 4)) -> list[Ro
 
 
 def rotated_by_complex_numbers(heads: torch.Tensor, angles: torch.Tensor, halves: bool) -> torch.Tensor:
-    """Multiply the pairs of channels, as complex numbers, by e ** (i angle): (B heads L d), (..., L, d / 2)."""
+    """Multiply pairs of channels, as complex numbers, by e ** (i angle); shapes (B heads L d) and (..., L, d / 2)."""
     pairs = heads.unflatten(-1, (2, -1)).transpose(-1, -2) if halves else heads.unflatten(-1, (-1, 2))
     turned = torch.view_as_complex(pairs.double().contiguous()) * torch.polar(torch.ones(()).double(), angles.double())
     turned = torch.view_as_real(turned)
@@ -62,7 +62,7 @@ def test_rotation_multiplies_pairs_of_channels_as_complex_numbers(name: str) -> 
 
 def test_axial_angles_are_those_of_row_and_column() -> None:
     config = tiny_config(rotary_embedding_type="axial", rotary_theta=100.0, use_class_token=False, pooling="mean")
-    angles = rotations(config)[0].cos.acos()  # small angles of one sign
+    angles = rotations(config)[0].cos.acos()  # small positive angles
     for patch in (0, 5, 11):
         row, column = divmod(patch, 4)
         expected = [row, row, row / 10, row / 10, column, column, column / 10, column / 10]
@@ -95,7 +95,7 @@ def test_a_model_without_blocks_has_no_rotations() -> None:
 
 
 def test_positions_are_seen() -> None:
-    """Without any position, exchanged patches exchange their tokens and change nothing else."""
+    """Without positions, swapping two patches would only swap their tokens."""
     image = pixels(height=24, width=56)
     exchanged = torch.cat((image[..., 28:], image[..., :28]), dim=-1)
     for name, sees in (("no_positions", False), ("rotary_centered", True)):
@@ -152,7 +152,7 @@ def test_mixed_frequencies_start_axial_and_turned() -> None:
     expected = torch.tensor([1.0, 10**-0.5] * 2).expand(3, 5, 4)
     assert torch.allclose(lengths, expected, atol=1e-6)
     dots = (frequencies[..., :2] * frequencies[..., 2:]).sum(dim=0)
-    assert dots.abs().max() < 1e-6  # the two halves of the channels are perpendicular
+    assert dots.abs().max() < 1e-6  # the two halves of the channels are orthogonal
     assert len(torch.unique(frequencies[0, :, :, 0])) == 15
 
 
@@ -203,7 +203,7 @@ RELATIVE = [name for name in VARIATIONS if name.startswith("relative") and name 
 
 
 def on(config: PlainViTConfig, grid_size: tuple[int, int] = (3, 4)) -> Distances:
-    """Return the distances of the tokens of a config on a grid."""
+    """Return the distances between the tokens of a config on a grid."""
     found = distances_of(config, grid_size, torch.device("cpu"))
     assert found is not None
     return found
@@ -221,7 +221,7 @@ def test_a_bias_belongs_to_a_distance_and_a_head(name: str) -> None:
             distance = query // 4 - key // 4, query % 4 - key % 4
             score = bias[:, prefix + query, prefix + key]
             assert torch.equal(found.setdefault(distance, score), score)
-    assert len(torch.unique(torch.stack(list(found.values())), dim=0)) == 5 * 7  # every distance its own
+    assert len(torch.unique(torch.stack(list(found.values())), dim=0)) == 5 * 7  # all distances differ
 
 
 def test_the_class_token_has_three_biases_of_its_own() -> None:
@@ -236,7 +236,7 @@ def test_the_class_token_has_three_biases_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", RELATIVE)
 def test_attention_adds_the_bias_to_its_scores(name: str) -> None:
-    """The weights are those of the scores without a bias, times its exponential, normalised again."""
+    """The weights equal those without a bias, times the bias's exponential, renormalised."""
     config = tiny_config(**VARIATIONS[name], num_hidden_layers=1)
     model = randomize_(PlainViTModel(config)).eval()
     module = model.relative_position_bias or model.layers[0].attention.relative_position_bias
@@ -296,7 +296,7 @@ def test_the_papers_bias_is_the_product_of_query_and_offset(fields: dict) -> Non
                 row = place - key + 11
             expected[:, :, place, key] = 0.3 * query[:, :, place] @ table[row]
     assert difference(found, expected) < 1e-6
-    first = module(on(config), query[:, :, :1], 0.3).detach()  # of the last block of a class-token head
+    first = module(on(config), query[:, :, :1], 0.3).detach()  # as in the last block if only the class token is pooled
     assert difference(first, expected[:, :, :1]) < 1e-6
 
 
@@ -363,7 +363,7 @@ def test_attention_adds_the_papers_bias_to_its_scores() -> None:
 def test_no_package_has_the_papers_relative_positions(target: str, name: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 80, "num_hidden_layers": 2}
     config = PlainViTConfig(image_size=32, patch_size=8, relative_position_bias="query", **sizes)
-    kind = PlainViTModel if target == "open_clip" else PlainViTForImageClassification  # a CLIP has no classifier
+    kind = PlainViTModel if target == "open_clip" else PlainViTForImageClassification  # CLIP has no classifier
     model = kind(config)
     with pytest.raises(ExportError, match="relative_position_bias"):
         to_checkpoint(model, tmp_path / name, format=target)

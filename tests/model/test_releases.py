@@ -1,4 +1,4 @@
-"""Older releases: stock models of transformers, the versions that setup.py admits, and errors for what is too old."""
+"""Older releases: stock models of transformers, the versions that setup.py allows, and errors for older versions."""
 
 import re
 import runpy
@@ -16,7 +16,7 @@ from tests import ROOT
 from tests.sources.transformers_models import pixels_for, stage_differences, tiny_transformers, tolerance
 
 YEAR = dict(line.split("==") for line in (ROOT / "tests" / "year.txt").read_text().split("\n") if "==" in line)
-# One of each group of classes whose parameters were renamed together, and one that never was.
+# One class of each group whose parameters were renamed together, and one that was never renamed.
 STOCK = [
     "ViTForImageClassification", "DeiTForImageClassificationWithTeacher", "BeitForImageClassification",
     "Dinov2ForImageClassification, SwiGLU", "CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVisionModel",

@@ -22,12 +22,12 @@ from tests.tiny import VARIATIONS, difference, in_turn, pixels, tiny_config
 HEADS: list[Any] = [
     PlainViTModel, PlainViTForImageClassification, PlainViTForMaskedImageModeling, PlainViTBackbone,
 ]  # fmt: skip
-# Another kernel sums in another order.
+# Other kernels sum in a different order.
 REORDERED = 1e-5
 
 
 def build(model_class: Any = PlainViTForImageClassification, **fields: Any) -> Any:
-    """Return a small model whose every parameter differs."""
+    """Return a small model with random parameters."""
     return randomize_(model_class(tiny_config(**{"use_mask_token": True, **fields}))).eval()
 
 
@@ -39,7 +39,7 @@ def flat(outputs: Any) -> list[torch.Tensor]:
 
 
 def loss_of(model: Any) -> torch.Tensor:
-    """Return something to go down from."""
+    """Return a loss to minimise."""
     if isinstance(model, PlainViTForImageClassification):
         return model(pixels(), labels=torch.tensor([3, 6])).loss
     if isinstance(model, PlainViTForMaskedImageModeling):
@@ -89,7 +89,7 @@ def test_hidden_states_are_chosen_by_index(model_class: Any, selected: Any, kept
     model = build(model_class)
     every = model(pixels(), output_hidden_states=True).hidden_states
     found = model(pixels(), output_hidden_states=selected).hidden_states
-    if selected == 0:  # which is the same as False
+    if selected == 0:  # 0 equals False
         assert found is None
         return
     assert {index for index, state in enumerate(found) if state is not None} == kept
@@ -124,8 +124,8 @@ def test_gradients_are_kept_where_asked(model_class: Any) -> None:
 # Attention
 
 
-# One of each class of attentions and a pooling that attends, as torch compiles a kernel for each. transformers' flex
-# attention adds a relative bias of the first head to all: it is refused (`test_positions.py`).
+# One of each attention class and an attention pooling, because torch compiles a kernel for each. transformers' flex
+# attention would add the first head's relative bias to all heads, so this is an error (`test_positions.py`).
 FLEXIBLE = ["differential", "map", "rms_per_head", "rotary", "shared_keys"]
 if NIGHTLY:
     FLEXIBLE = [name for name in sorted(VARIATIONS) if not name.startswith("relative")]
@@ -157,7 +157,7 @@ def test_attention_implementations_agree_on_gradients() -> None:
         model(pixels(), labels=torch.tensor([1, 2])).loss.backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     for name, gradient in gradients[0].items():
-        if not name.endswith("k_proj.bias"):  # changes nothing: its gradient is what is left of rounding
+        if not name.endswith("k_proj.bias"):  # has no effect: its gradient is rounding error
             assert difference(gradients[1][name], gradient) < REORDERED, name
 
 

@@ -1,4 +1,4 @@
-"""torch.compile, torch.export and ONNX: one program for any batch and any size, with the model's own numbers."""
+"""torch.compile, torch.export and ONNX: one program for any batch and image size, with the model's own outputs."""
 
 from pathlib import Path
 from typing import Any
@@ -14,26 +14,26 @@ from tests.conftest import randomize_
 from tests.sizes import NIGHTLY, few
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
-# Generated kernels sum in another order.
+# Generated kernels sum in a different order.
 REORDERED = 1e-5
-SIZES = [(2, 40, 28), (3, 24, 56), (5, 16, 98)]  # batch, height, width: another grid, the native one, another again
-RESAMPLED = SIZES if NIGHTLY else SIZES[::2]  # the native grid has a graph of its own
+SIZES = [(2, 40, 28), (3, 24, 56), (5, 16, 98)]  # batch, height, width: another grid, the native grid, a third grid
+RESAMPLED = SIZES if NIGHTLY else SIZES[::2]  # the native grid has its own graph
 DYNAMIC = {0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
 
 
 def build(**fields: Any) -> Any:
-    """Return a small classifier whose every parameter differs."""
+    """Return a small classifier with random parameters."""
     return randomize_(PlainViTForImageClassification(tiny_config(**{"num_hidden_layers": 2, **fields}))).eval()
 
 
 def compiled(model: Any, backend: str) -> Any:
-    """Return the model in one graph that serves every size, compiled afresh."""
+    """Return a new compilation of the model as one graph for all sizes."""
     torch._dynamo.reset()
     return torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
 
 
 def sizes_for(name: str) -> list[tuple[int, int, int]]:
-    """Return the sizes that the variation takes: a truncated table does not grow, a hybrid's patches are 8 x 28."""
+    """Return the sizes that a variation accepts: truncated tables cannot grow, a hybrid has patches of 8 x 28."""
     if name == "resnet":
         return [(batch, height, 2 * width) for batch, height, width in RESAMPLED]
     sizes = SIZES if name in ("plain", "truncate") else RESAMPLED
@@ -56,19 +56,19 @@ def gradients_of(forward: Any, model: Any, images: torch.Tensor) -> dict[str, to
 
 def check_training(name: str, backend: str, **fields: Any) -> None:
     fields = {**VARIATIONS[name], "pooling": VARIATIONS[name].get("pooling", "cls").replace("none", "mean"), **fields}
-    # Compiled positions of another grid differ in the last bits (3e-7). In float32 this shows in the gradients of
-    # differential attention's lambdas, sums of terms that are up to 15,000 times as large in all as what is left of
-    # them: compiled or not, they are up to 2.4e-4 from those in float64, where the two programs differ by 3e-7.
+    # Compiled positions of another grid differ in the last bits (3e-7). In float32 this affects the gradients of
+    # differential attention's lambdas, where terms up to 15,000 times as large as their sum cancel: compiled or not,
+    # they are up to 2.4e-4 from the float64 gradients. In float64 the two programs differ by 3e-7.
     dtype, tolerance = (torch.float64, 1e-6) if name == "differential" else (torch.float32, 10 * REORDERED)
     model = build(**fields).train().to(dtype)
     for dropout in (module for module in model.modules() if isinstance(module, nn.Dropout)):
-        dropout.p = 0.0  # that of relative_mlp is no option, and draws other numbers in each forward pass
+        dropout.p = 0.0  # relative_mlp has a fixed dropout, which is random in each forward pass
     program = compiled(model, backend)
     for size in sizes_for(name):
         found, expected = (gradients_of(forward, model, pixels(*size).to(dtype)) for forward in (program, model))
         assert found.keys() == expected.keys()
         for key, gradient in expected.items():
-            if gradient.abs().max() > 1e-6:  # a key's bias changes nothing: its gradient is what is left of rounding
+            if gradient.abs().max() > 1e-6:  # key biases have no effect: their gradients are rounding errors
                 assert difference(found[key], gradient) < tolerance, key
 
 
@@ -82,7 +82,7 @@ def test_a_loss_in_one_graph_is_that_of_the_labels_and_the_config_records_it(way
     expected = nn.functional.binary_cross_entropy_with_logits(model(images).logits, labels)
     if way == "compiled":
         program = compiled(model, "aot_eager")
-        found = [program(images, labels=labels).loss for _ in range(2)]  # the second knows the problem
+        found = [program(images, labels=labels).loss for _ in range(2)]  # the second call knows the problem type
     else:
         program = torch.export.export(model, (images,), {"labels": labels}).module()
         found = [program(images, labels=labels).loss]
@@ -90,7 +90,7 @@ def test_a_loss_in_one_graph_is_that_of_the_labels_and_the_config_records_it(way
     assert model.config.problem_type == "multi_label_classification"
 
 
-# One of each class of parts. What backends make of a graph is theirs: what is tested is that dynamo traces all.
+# One of each class of modules. Backends are not tested here, only that dynamo traces everything.
 INFERRED = ["differential", "map", "query_block", "resnet", "shared_keys", "swiglu_packed"]
 TRAINED = ["branches", "class_attention", "differential", "prr", "registers_last", "relative_table", "rotary_mixed"]
 
@@ -166,7 +166,7 @@ def test_an_exported_program_serves_every_batch_and_size(name: str, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("name", few(["plain", "registers", "map", "differential", "swiglu"], 1))
 def test_onnx_serves_every_batch_and_size(name: str, tmp_path: Path) -> None:
-    """As a user would export it; `tests/inference/test_inference_engines.py` has more variations."""
+    """Export like a user; `tests/inference/test_inference_engines.py` has more variations."""
     model = build(**VARIATIONS[name])
     path = tmp_path / "model.onnx"
     torch.onnx.export(

@@ -1,4 +1,4 @@
-"""DDP, FSDP2 and tensor parallelism: two processes give the logits, the gradients and the folder of one."""
+"""DDP, FSDP2 and tensor parallelism: two processes give the same logits, gradients and folder as one."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,8 @@ from plain_vit import PlainViTForImageClassification
 from tests.processes import run_forked
 from tests.tiny import VARIATIONS
 
-# Two processes sum halves. In float64, because in float32 one process alone is 7e-4 off for differential attention's
-# lambdas, whose gradients are differences of nearly equal numbers.
+# Two processes each sum one half. The tests use float64, because in float32 even one process is off by 7e-4 for the
+# lambdas of differential attention, whose gradients are differences of nearly equal numbers.
 REORDERED = 1e-10
 NAMES = ["plain", "registers", "parallel", "branches", "swiglu", "swiglu_packed", "differential", "map"]
 
@@ -91,7 +91,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return what two processes computed and saved."""
+    """Run two processes, and return the folder with their results."""
     folder = tmp_path_factory.mktemp("distributed")
     (folder / "worker.py").write_text(WORKER)
     run_forked([str(folder / "worker.py"), str(folder), *NAMES], 2)
@@ -100,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[str, Any]:
-    """Return the differences that the first process wrote down."""
+    """Return the differences that the first process recorded."""
     return json.loads((folder / "results.json").read_text())
 
 
@@ -110,7 +110,7 @@ def results(folder: Path) -> dict[str, Any]:
 def test_two_processes_give_the_logits_and_gradients_of_one(results: dict[str, Any], kind: str, name: str) -> None:
     found = results[f"{kind} {name}"]
     assert found["logits"] < REORDERED
-    # The share of noise of a differential attention is computed in float32: halves of its gradients differ by that.
+    # Differential attention computes its lambda in float32, so gradients summed in halves differ by float32 rounding.
     assert found["gradients"] < (1e-6 if (kind, name) == ("ddp", "differential") else REORDERED)
     if kind == "fsdp":
         assert found["sharded"] == found["all"]

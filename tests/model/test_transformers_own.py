@@ -17,7 +17,7 @@ FOLDER = ROOT / ".peers" / f"transformers-{transformers.__version__}"
 SUITE = "tests/model/transformers_own.py"
 SUITES = {"BaseModelTest", "ImageClassificationTest", "MaskedImageModelingTest", "BackboneTest"}
 
-# Why a test may be skipped that transformers' own ViT does not skip: the reason that it gives, and what it means here.
+# Allowed reasons for skipping a test that transformers' own ViT does not skip, with their meaning here.
 SKIPS = {
     "no inputs_embeds|doesn't use `inputs_embeds`": "an image model embeds pixels; so with transformers' own ViT",
     "Embedding of tokens": "transformers' own ViT replaces this test by one that ours has too",
@@ -30,7 +30,7 @@ SKIPS = {
 
 
 def run(folder: Path, *selection: str) -> dict[str, str | None]:
-    """Run transformers' tests in a process of their own; return why each was skipped, None for those that passed."""
+    """Run transformers' tests in a separate process; return the reason why each was skipped, or None if it passed."""
     if not (FOLDER / "transformers_tests" / "test_modeling_common.py").is_file():
         pytest.skip(f"the tests of transformers {transformers.__version__} are not in .peers: run `make install`")
     if importlib.util.find_spec("torchvision") is None:
@@ -51,7 +51,7 @@ def run(folder: Path, *selection: str) -> dict[str, str | None]:
 
 
 def check_skips(found: dict[str, str | None], folder: Path) -> None:
-    """Hold every reason of a skip against those that are known and those that transformers' own ViT gives."""
+    """Check that every reason for a skip is allowed or also given by transformers' own ViT."""
     unknown = {
         name: reason
         for name, reason in found.items()
@@ -69,7 +69,7 @@ def check_skips(found: dict[str, str | None], folder: Path) -> None:
 
 
 def without_class(reason: str | None) -> str | None:
-    """Leave the name of the model's class out of a reason."""
+    """Remove the name of the model class from a reason."""
     return reason and re.sub(r"<class '[^']*'>|\b(Plain)?ViT\w+", "the class", reason)
 
 

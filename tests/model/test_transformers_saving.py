@@ -1,4 +1,4 @@
-"""Saving and loading in every form that transformers knows; without stale files or lost data."""
+"""Saving and loading in every format of transformers, without stale files or lost data."""
 
 import copy
 import json
@@ -41,19 +41,19 @@ HEADS: list[Any] = [
 
 
 def build(model_class: Any = PlainViTForImageClassification, seed: int = 0, **fields: Any) -> Any:
-    """Return a small model whose every parameter differs."""
+    """Return a small model with random parameters."""
     return randomize_(model_class(tiny_config(**fields)), seed).eval()
 
 
 def first_output(model: Any) -> torch.Tensor:
-    """Return what the model computes of the same pixels every time."""
+    """Return the model's output for fixed pixels."""
     with torch.no_grad():
         found = model(pixels().to(model.dtype))[0]
     return found[0] if isinstance(found, tuple) else found
 
 
 def assert_same(ours: nn.Module, theirs: nn.Module) -> None:
-    """Fail where two state dicts differ in a name, a dtype or a bit."""
+    """Assert that two state dicts are equal in names, dtypes and bits."""
     expected = theirs.state_dict()
     assert list(ours.state_dict()) == list(expected)
     for name, tensor in ours.state_dict().items():
@@ -152,7 +152,7 @@ def test_accelerate_offloads_every_layer(offload: str, tmp_path: Path) -> None:
     assert torch.equal(first_output(model), expected)
 
 
-# Nothing of an earlier save is loaded
+# Files of an earlier save are not loaded
 
 
 @pytest.mark.parametrize("first, second", [("1GB", "20KB"), ("20KB", "1GB"), ("20KB", "60KB"), ("60KB", "20KB")])

@@ -22,12 +22,12 @@ from tests.conftest import randomize_
 from tests.model import bare
 from tests.tiny import difference, pixels, tiny_config
 
-# Merged weights are summed before, not after, they are multiplied.
+# Merged weights are added before the multiplication, not after.
 REORDERED = 1e-5
 
 
 class Images(Dataset):
-    """Twelve images, each with a class that its brightness shows, or with several labels."""
+    """Twelve images whose brightness shows their class, or with several labels."""
 
     def __init__(self, several: bool = False, masked: bool = False):
         self.several, self.masked = several, masked
@@ -46,12 +46,12 @@ class Images(Dataset):
 
 
 def build(model_class: Any = PlainViTForImageClassification, **fields: Any) -> Any:
-    """Return a small model whose every parameter differs."""
+    """Return a small model with random parameters."""
     return randomize_(model_class(tiny_config(**fields)))
 
 
 def trainer(model: Any, folder: Path, images: Dataset | None = None, **arguments: Any) -> Trainer:
-    """Return a Trainer that is quiet and stays in `folder`."""
+    """Return a quiet Trainer that writes only to `folder`."""
     defaults: dict[str, Any] = {
         "per_device_train_batch_size": 4, "num_train_epochs": 2, "learning_rate": 1e-2, "report_to": "none",
         "save_strategy": "epoch", "logging_steps": 1, "disable_tqdm": True, "use_cpu": True, "seed": 3,
@@ -63,7 +63,7 @@ def trainer(model: Any, folder: Path, images: Dataset | None = None, **arguments
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
-    """Fail where two models differ in a bit."""
+    """Assert that two models are equal bit for bit."""
     expected = theirs.state_dict()
     assert len(expected) == len(ours.state_dict()) > 50
     for name, tensor in ours.state_dict().items():
@@ -84,7 +84,7 @@ def test_trainer_resumes_with_every_tensor(tmp_path: Path) -> None:
 
 
 def test_trainer_ends_with_its_best_model(tmp_path: Path) -> None:
-    # The highest loss counts as the best one, so that what was learnt last is surely not it.
+    # The highest loss counts as best, so that the last weights are not the best ones.
     run = trainer(
         build(), tmp_path, num_train_epochs=3, learning_rate=1e-3, eval_strategy="epoch", load_best_model_at_end=True,
         metric_for_best_model="loss", greater_is_better=True,
@@ -135,11 +135,11 @@ def test_trainer_checkpoints_activations_and_predicts(tmp_path: Path) -> None:
     assert found.predictions.shape == (12, 7)
 
 
-# What the logits mean after a training whose labels alone say it
+# The problem type after a training in which only the labels reveal it
 
 
 def trained(problem: str, way: str, folder: Path) -> Any:
-    """Return a classifier that was trained on floats by the Trainer or by hand, in evaluation mode."""
+    """Return a classifier in evaluation mode, trained on float labels by the Trainer or by a plain loop."""
     model = build(num_labels=7 if problem == "multi_label_classification" else 1)
     of_dataset = Images(several=problem == "multi_label_classification")
     images: Any = [of_dataset[index] for index in range(len(of_dataset))]
@@ -264,13 +264,13 @@ print(difference(quantized.train()(pixels()).logits, found))
 
 @pytest.mark.slow
 def test_torchao_s_int8_weights_load_save_and_load(tmp_path: Path) -> None:
-    """In a process of its own: transformers imports torchao wherever it is installed, and that import warns."""
+    """Use a separate process: transformers imports torchao if it is installed, and the import warns."""
     printed = bare.run(INT8, tmp_path, peers.FOLDER / "torchao", cwd=peers.TESTS.parent, home=tmp_path / "home")
     kind, distance, same, of_training = printed.split()[-4:]
     assert "Int8" in kind
     assert 0 < float(distance) < 0.05  # eight bits
     assert same == "True"
-    assert float(of_training) < 1e-5  # whose projections are not joined
+    assert float(of_training) < 1e-5  # its projections are not fused
     size = {name: (tmp_path / name / "model.safetensors").stat().st_size for name in ("float", "int8")}
     assert size["int8"] < 0.5 * size["float"]
 

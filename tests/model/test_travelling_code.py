@@ -1,4 +1,4 @@
-"""Saved folders open with the Auto classes: by the package, and by the code they carry where it cannot be imported."""
+"""Saved folders open with the Auto classes: with the package, and without it by the code in the folder."""
 
 import ast
 import json
@@ -44,7 +44,7 @@ HUB_FILES = {
                  "positions", "releases")
 }  # fmt: skip
 LABELS = dict(enumerate(["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]))
-# Folders that hold one kind of everything; "bare" is saved without an image processor.
+# Folders that together contain one of everything; "bare" is saved without an image processor.
 FOLDERS: dict[str, dict[str, Any]] = {
     "plain": {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}},
     "bare": {"use_mask_token": True, "out_indices": [1, 3], "initialization": "google", **VARIATIONS["registers"]},
@@ -52,9 +52,9 @@ FOLDERS: dict[str, dict[str, Any]] = {
     "map": {**VARIATIONS["map"], "patch_size": 8},
     "differential": {**VARIATIONS["differential"], **VARIATIONS["linear_patches"]},
 }
-REORDERED = 1e-5  # other releases of torch add in another order
+REORDERED = 1e-5  # other releases of torch sum in a different order
 
-# Runs in a process that cannot import plain_vit: opens each folder in every way and writes down what it computes.
+# Runs in a process that cannot import plain_vit: opens each folder in every way and records the outputs.
 WITHOUT_PACKAGE = """
 from pathlib import Path
 import torch
@@ -111,7 +111,7 @@ torch.save(found, target.parent / f"{target.name}.pt")
 
 
 def build(name: str) -> PlainViTForImageClassification:
-    """Return the classifier that the folder of this name holds."""
+    """Return the classifier that is saved in the folder of this name."""
     model = PlainViTForImageClassification(tiny_config(**FOLDERS[name]))
     randomize_(model)
     return model.eval()
@@ -119,7 +119,7 @@ def build(name: str) -> PlainViTForImageClassification:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with saved models in `saved`, and what two processes without the package made of them."""
+    """Return a folder with saved models in `saved`, and the results of two processes without the package."""
     root = tmp_path_factory.mktemp("travelling")
     torch.save(pixels(), root / "pixels.pt")
     colors = np.random.default_rng(0).integers(0, 256, (31, 67, 3), dtype=np.uint8)
@@ -130,14 +130,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         build(name).save_pretrained(root / "saved" / name)
         if name != "bare":
             processor.save_pretrained(root / "saved" / name)
-    # Twice: what was saved by the code that came along is opened by another process, from an empty cache.
+    # Twice: a second process, with an empty cache, opens what the code in the folders has saved.
     for source, target in (("saved", "once"), ("once", "twice")):
         open_without_package(root, source, target)
     return root
 
 
 def open_without_package(root: Path, source: str, target: str, python: Path | None = None) -> dict[str, Any]:
-    """Open the folders in `source` in a process without the package; return what they compute, saved into `target`."""
+    """Open the folders in `source` without the package, save them into `target`, and return their outputs."""
     program, home = bare.REFUSE + WITHOUT_PACKAGE, root / f"cache_{target}"
     arguments = root / source, root / target, root
     if python is None:
@@ -153,7 +153,7 @@ def open_without_package(root: Path, source: str, target: str, python: Path | No
 
 @pytest.fixture(scope="module", params=["once", "twice"])
 def found(root: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Return what the first or the second process computed."""
+    """Return the outputs of the first or the second process."""
     return torch.load(root / f"{request.param}.pt")
 
 
@@ -185,7 +185,7 @@ def test_the_code_that_came_along_draws_what_is_missing_and_trains(found: dict[s
     bare = found["bare"]
     assert all(tensor.isfinite().all() for tensor in bare["drawn"].values())
     assert bare["loss"].isfinite()
-    assert (bare["new head"] == 0).all()  # as its initialization, "google", has it
+    assert (bare["new head"] == 0).all()  # as in its initialization, "google"
     assert bare["tuned"].shape == (2, 4)
     assert bare["tuned"].abs().max() > 0
     assert torch.equal(bare["tuned again"], bare["tuned"])
@@ -215,7 +215,7 @@ def test_saved_folders_carry_the_whole_code_and_the_names_of_all_classes(root: P
 @pytest.mark.slow
 @pytest.mark.parametrize("releases", ["floors", "year"])
 def test_other_releases_open_what_these_save_and_these_what_others_save(root: Path, releases: str) -> None:
-    """Both ways, by the code that came along: these are the newest, the others those of `make test-RELEASES`."""
+    """Both use the code in the folders; "these" are the installed releases, "others" those of `make test-RELEASES`."""
     python = ROOT / f".venv-{releases}" / "bin" / "python"
     if not python.exists():
         pytest.skip(f"there are no other releases: make test-{releases} installs them")
@@ -279,7 +279,7 @@ def test_hub_files_import_only_what_every_user_has() -> None:
                 assert (node.module or "").partition(".")[0] in allowed, file
 
 
-# Subclasses in a file of one's own
+# Subclasses in a user's file
 
 MINE = """
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
@@ -373,7 +373,7 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
 
 @pytest.fixture(scope="module")
 def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of folders that subclasses were saved in."""
+    """Return a folder with the saved folders of subclasses."""
     folder = tmp_path_factory.mktemp("mine")
     (folder / "mine.py").write_text(MINE)
     torch.save(pixels(), folder / "pixels.pt")

@@ -1,9 +1,8 @@
 """transformers' own common tests over our model classes.
 
-Run by tests/model/test_transformers_own.py in a process of its own. `make install` extracts the tests from the source
-distribution of the transformers that is installed, into .peers/transformers-VERSION/transformers_tests. The
-distribution holds the files of the tests' folder itself and none of its subfolders: the mixins for export and for text
-generation are not among them, and are empty here.
+tests/model/test_transformers_own.py runs this file in a separate process. `make install` extracts the tests from the
+source distribution of the installed transformers into .peers/transformers-VERSION/transformers_tests. The distribution
+lacks the subfolders of the tests' folder, so the mixins for export and text generation are missing, and are empty here.
 """
 
 import importlib
@@ -31,7 +30,7 @@ sys.path.insert(0, str(FOLDER))
 
 
 def _absent(name: str, **contents: Any) -> None:
-    """Let a module that the distribution does not hold be imported."""
+    """Make a module importable that the distribution lacks."""
     module = ModuleType(f"transformers_tests.{name}")
     vars(module).update(contents, __path__=[])
     sys.modules[module.__name__] = module
@@ -46,7 +45,7 @@ common = importlib.import_module("transformers_tests.test_modeling_common")
 ModelTesterMixin: Any = common.ModelTesterMixin
 BackboneTesterMixin: Any = importlib.import_module("transformers_tests.test_backbone_common").BackboneTesterMixin
 
-# By the names in these tables the tests tell what a class is called with.
+# The tests find out from these tables which inputs a class takes.
 modeling_auto.MODEL_MAPPING_NAMES["plain_vit"] = "PlainViTModel"
 modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES["plain_vit"] = "PlainViTForImageClassification"
 modeling_auto.MODEL_FOR_MASKED_IMAGE_MODELING_MAPPING_NAMES["plain_vit"] = "PlainViTForMaskedImageModeling"
@@ -54,7 +53,7 @@ modeling_auto.MODEL_FOR_BACKBONE_MAPPING_NAMES["plain_vit"] = "PlainViTBackbone"
 
 
 class ModelTester:
-    """A small model and what it is called with, under the names that the tests read."""
+    """A small model and its inputs, under the names that the tests expect."""
 
     batch_size, image_size, patch_size, num_channels = 13, 30, 2, 3
     hidden_size, num_hidden_layers, num_attention_heads, intermediate_size = 32, 2, 4, 37
@@ -81,7 +80,7 @@ class ModelTester:
 
 
 class OurModel(ModelTesterMixin):
-    """What the four suites share."""
+    """Shared parts of the four test suites."""
 
     test_resize_embeddings = False
     test_can_init_all_missing_weights_before_2023 = True
@@ -120,7 +119,7 @@ class BackboneTest(OurModel, BackboneTesterMixin, unittest.TestCase):
 
 
 class StockModelTester(ModelTester):
-    """The same sizes for transformers' own ViT."""
+    """The same settings for transformers' own ViT."""
 
     def get_config(self) -> Any:
         ours = super().get_config().to_dict()
@@ -129,7 +128,7 @@ class StockModelTester(ModelTester):
 
 
 class StockViTTest(ModelTesterMixin, unittest.TestCase):
-    """What transformers' own ViT skips: test_transformers_own.py asks where one of ours is skipped."""
+    """The tests of transformers' own ViT: test_transformers_own.py compares the skipped tests with ours."""
 
     test_resize_embeddings = False  # as in its own tests
     all_model_classes = (ViTForImageClassification,)

@@ -1,4 +1,4 @@
-"""Valid files with invalid models: tensors and settings that do not fit, each with the error that it must raise."""
+"""Valid files with invalid models (tensors and settings that do not fit), and the error that each must raise."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class BadModel(NamedTuple):
-    """How to make it in an empty folder, what it must raise, what the message must say, and what else is given."""
+    """How to make the file in an empty folder, the expected error and message, and further arguments."""
 
     make: Callable[[Path], Path]
     raises: type[PlainViTError]

@@ -1,7 +1,7 @@
-"""Google's ViT in numpy, from the published equations: random arrays in the names of its files, and a forward pass.
+"""Google's ViT in numpy, from the published equations: random arrays under its names, and a forward pass.
 
-Written from the paper (Dosovitskiy et al. 2021, equations 1 to 4 and section 3.1) and from what flax documents of its
-layers (LayerNorm and GroupNorm of epsilon 1e-6, gelu in its tanh form, SAME padding), in float64 and without torch.
+Written in float64 without torch, from the paper (Dosovitskiy et al. 2021, equations 1 to 4 and section 3.1) and flax's
+documentation of its layers (LayerNorm and GroupNorm with epsilon 1e-6, tanh approximation of GELU, SAME padding).
 
 Shapes: `B` batch, `C` channels, `H W` pixels, `L` tokens, `D` width, `d` head width; images are (B, H, W, C).
 """
@@ -15,10 +15,10 @@ import numpy as np
 
 Arrays = dict[str, np.ndarray]
 
-# Every dimension differs from every other; heads are not the width shared out.
+# All dimensions differ, and HEADS * HEAD_DIM is not the width.
 WIDTH, HEADS, HEAD_DIM, MLP, DEPTH, CLASSES, REPRESENTATION = 20, 3, 8, 28, 3, 11, 14
 PATCH, PATCH_OF_STEM = (5, 7), (1, 2)
-SHARING_HEADS = 5  # which divide the width among them
+SHARING_HEADS = 5  # heads that divide the width evenly
 PAPER = ("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")
 BIG_VISION = ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")
 
@@ -37,7 +37,7 @@ def random_arrays(
     gains_4d: bool = False,
     seed: int = 0,
 ) -> Arrays:
-    """Return the arrays of a small model, by the names that its file has without a prefix."""
+    """Return the arrays of a small model under the names in its file, without a prefix."""
     random = np.random.default_rng(seed)
     arrays: Arrays = {}
 
@@ -60,7 +60,7 @@ def random_arrays(
         dense(f"{name}/Dense_1", (MLP,), (WIDTH,))
 
     def standardized(conv: str, gn: str, size: int, inputs: int, outputs: int) -> None:
-        # Small kernels: their deviation is near enough to 1e-5 for the epsilon to show.
+        # Small kernels, whose deviation is near 1e-5, so that the epsilon has an effect.
         arrays[f"{conv}/kernel"] = random.normal(size=(size, size, inputs, outputs)) * 1e-3 + 2e-3
         norm(gn, outputs, gains_4d)
 
@@ -89,7 +89,7 @@ def random_arrays(
     for layer in range(DEPTH):
         block = f"Transformer/encoderblock_{layer}"
         norm(f"{block}/{norm1}", WIDTH)
-        # The map head shares the width out, so a model that has one does too; and timm's models all do.
+        # The map head divides the width evenly, so a model with one does too, as do all models of timm.
         attention(f"{block}/{attend}", *(sharing if map_head or shared_width else (HEADS, HEAD_DIM)))
         norm(f"{block}/{norm2}", WIDTH)
         mlp(f"{block}/{block_mlp}")
@@ -107,7 +107,7 @@ def random_arrays(
 
 
 def stacked(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """Return the arrays as a model of scanned layers has them: those of all layers above each other."""
+    """Return the arrays of a model with scanned layers: the arrays of all layers are stacked."""
     start = "Transformer/encoderblock_"
     result = {name: array for name, array in arrays.items() if not name.startswith(start)}
     for name in arrays:
@@ -119,13 +119,13 @@ def stacked(arrays: Mapping[str, np.ndarray]) -> Arrays:
 
 
 def as_bfloat16(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """Return the arrays as JAX's savez leaves bfloat16: the upper half of each float32, as two-byte voids."""
+    """Return the arrays in the form in which JAX's savez stores bfloat16: two-byte voids, the upper half of float32."""
     halves = {name: np.ascontiguousarray(array).view(np.uint32) >> 16 for name, array in arrays.items()}
     return {name: half.astype(np.uint16).view("V2") for name, half in halves.items()}
 
 
 def save(path: Path, arrays: Mapping[str, np.ndarray], prefix: str = "", also: Mapping[str, Any] | None = None) -> Path:
-    """Write an `.npz` as numpy does, every name after the prefix, along with other arrays."""
+    """Write an `.npz` with numpy, with a prefix before each name, along with other arrays."""
     np.savez(path, **{f"{prefix}{name}": array for name, array in arrays.items()}, **(also or {}))
     return path
 
@@ -134,7 +134,7 @@ def save(path: Path, arrays: Mapping[str, np.ndarray], prefix: str = "", also: M
 
 
 def forward(arrays: Mapping[str, np.ndarray], images: np.ndarray, gelu: str = "tanh") -> dict[str, np.ndarray]:
-    """Return `tokens` after the last norm, `pooled` and `logits` (where there is a head) for images (B, H, W, C)."""
+    """Return `tokens` after the last norm, `pooled` and, if there is a head, `logits` for images (B, H, W, C)."""
     w = {name: array.astype(np.float64) for name, array in arrays.items()}
     x = images.astype(np.float64)
     if "conv_root/kernel" in w:
@@ -177,7 +177,7 @@ def layer_norm(w: Mapping[str, np.ndarray], name: str, x: np.ndarray) -> np.ndar
 
 
 def attention(w: Mapping[str, np.ndarray], name: str, queries: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Let the queries attend to the tokens with several heads."""
+    """Compute multi-head attention from queries to tokens."""
     inputs = {"query": queries, "key": tokens, "value": tokens}
     q, k, v = (
         np.einsum("bld,dhe->bhle", x, w[f"{name}/{part}/kernel"]) + w[f"{name}/{part}/bias"][:, None]
@@ -191,7 +191,7 @@ def attention(w: Mapping[str, np.ndarray], name: str, queries: np.ndarray, token
 
 
 def perceptron(w: Mapping[str, np.ndarray], name: str, x: np.ndarray, gelu: str) -> np.ndarray:
-    """Two dense layers with an activation between."""
+    """Compute two dense layers with an activation between them."""
     x = x @ w[f"{name}/Dense_0/kernel"] + w[f"{name}/Dense_0/bias"]
     if gelu == "tanh":
         x = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
@@ -201,14 +201,14 @@ def perceptron(w: Mapping[str, np.ndarray], name: str, x: np.ndarray, gelu: str)
 
 
 def sincos(h: int, w: int) -> np.ndarray:
-    """Return sines and cosines of column and row, of shape (1, h * w, D) (Beyer et al. 2022)."""
+    """Return the sine-cosine positions of column and row, of shape (1, h * w, D) (Beyer et al. 2022)."""
     omega = 10_000.0 ** -(np.arange(WIDTH // 4) / (WIDTH // 4 - 1))
     y, x = (axis.reshape(-1, 1) * omega for axis in np.mgrid[:h, :w])
     return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)[None]
 
 
 def stem(w: Mapping[str, np.ndarray], x: np.ndarray) -> np.ndarray:
-    """Run the ResNet of a hybrid: a root, then stages of bottlenecks, each but the first of stride 2."""
+    """Run the ResNet of a hybrid: a root, then stages of bottlenecks, with stride 2 in all except the first."""
 
     def conv_norm(conv: str, gn: str, x: np.ndarray, stride: int = 1) -> np.ndarray:
         kernel = w[f"{conv}/kernel"]
@@ -244,7 +244,7 @@ def convolve(x: np.ndarray, kernel: np.ndarray, stride: tuple[int, int]) -> np.n
 
 
 def same(x: np.ndarray, size: int, stride: int, value: float) -> np.ndarray:
-    """Pad as TensorFlow's SAME: ceil(pixels / stride) outputs, the odd pixel at the end."""
+    """Pad like TensorFlow's SAME: ceil(pixels / stride) outputs, with the odd pixel at the end."""
     margins = [max(0, (-(-n // stride) - 1) * stride + size - n) for n in x.shape[1:3]]
     return np.pad(x, ((0, 0), *((m // 2, m - m // 2) for m in margins), (0, 0)), constant_values=value)
 

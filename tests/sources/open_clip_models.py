@@ -1,4 +1,4 @@
-"""Small image towers of open_clip, of every kind that opens, and OpenAI's own class."""
+"""Small image towers of open_clip, one of each supported kind, and OpenAI's own class."""
 
 import importlib.util
 import sys
@@ -14,12 +14,12 @@ from tests.conftest import randomize_
 
 TEXT: dict[str, Any] = {"context_length": 7, "vocab_size": 50, "width": 16, "heads": 2, "layers": 1}
 EMBED_DIM = 30
-# All dimensions differ, image and patches are not square.
+# All dimensions differ, and neither image nor patches are square.
 VISION: dict[str, Any] = {"image_size": (24, 56), "patch_size": (8, 14), "width": 40, "layers": 3, "head_width": 8,
                           "mlp_ratio": 1.3}  # fmt: skip
 CLIPA = {"no_ln_pre": True, "pool_type": "avg", "final_ln_after_pool": True}
 
-# `quick_gelu` is a setting of the model, the others are of its image tower.
+# `quick_gelu` is a setting of the model, the others are settings of its image tower.
 NATIVE: dict[str, dict[str, Any]] = {
     "plain": {},
     "quick_gelu": {"quick_gelu": True},
@@ -33,7 +33,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "tanh, epsilon": {"act_kwargs": {"approximate": "tanh"}, "norm_kwargs": {"eps": 1e-3}},
     "CoCa's tokens": {"output_tokens": True},
 }
-# By the way in which the projection follows the model of timm.
+# By type of the projection after the timm model.
 TRUNKS: dict[str, dict[str, Any]] = {
     "projection": {"timm_pool": "token", "timm_proj": "linear"},
     "projection with bias": {"timm_pool": "avg", "timm_proj": "linear", "timm_proj_bias": True},
@@ -50,18 +50,18 @@ def tower_settings(**changes: Any) -> dict[str, Any]:
 
 
 def trunk_settings(name: str) -> dict[str, Any]:
-    """Return a `model_cfg` whose image tower is the smallest model of timm."""
+    """Return a `model_cfg` whose image tower is timm's smallest model."""
     return tower_settings(timm_model_name="test_vit", image_size=160, **TRUNKS[name])
 
 
 def clip(model_cfg: dict[str, Any], custom_text: bool = False) -> Any:
-    """Return a whole model in evaluation mode, every parameter random."""
+    """Return a whole model in evaluation mode with random parameters."""
     return randomize_((CustomTextCLIP if custom_text else CLIP)(**model_cfg)).eval()
 
 
 @cache
 def openai_module() -> ModuleType:
-    """Import the models of OpenAI's package; the rest of it needs a setuptools that is no longer made."""
+    """Import the models of OpenAI's package, whose other modules need an outdated setuptools."""
     spec = importlib.util.find_spec("clip")
     assert spec is not None
     path = Path(str(spec.origin)).with_name("model.py")
@@ -74,7 +74,7 @@ def openai_module() -> ModuleType:
 
 
 def openai_clip() -> Any:
-    """Return OpenAI's own model, in evaluation mode, every parameter random."""
+    """Return OpenAI's own model in evaluation mode with random parameters."""
     # Embedding, image size, layers, width and patch size of the image tower, then the text tower's.
     return randomize_(openai_module().CLIP(EMBED_DIM, 40, 3, 128, 8, 7, 50, 16, 2, 1)).eval()
 

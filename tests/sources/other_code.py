@@ -1,8 +1,8 @@
-"""Names and shapes of checkpoints of other code bases, by which plain-vit opens none of them: two blocks of each.
+"""Names and shapes of checkpoints of other code bases, which plain-vit does not open, with two blocks each.
 
-A line is a name and a shape; `{}` is the number of a block, `|` stands between several last parts of a name, and `*` at
-the end stands for weight and bias, the latter as long as the first side of the former. They are written by hand from
-files that these packages save.
+A line is a name and a shape: `{}` is the number of a block, `|` separates alternative last parts of a name, and `*` at
+the end stands for weight and bias; the bias is as long as the first dimension of the weight. The lines were written by
+hand from files that these packages save.
 """
 
 from itertools import product
@@ -44,7 +44,7 @@ def inside(prefix: str, names: str) -> str:
 
 
 def tensors(names: str) -> dict[str, torch.Tensor]:
-    """Return tensors with these names and shapes, all different."""
+    """Return tensors with these names and shapes, and different values."""
     torch.manual_seed(0)
     found = {}
     for line in filter(None, map(str.split, names.splitlines())):
@@ -58,7 +58,7 @@ def tensors(names: str) -> dict[str, torch.Tensor]:
     return found
 
 
-# By title; where a model that opens is a part of one, with `key=` of it in `OPENS_BY_KEY`.
+# By title; if a supported model is part of a checkpoint, its `key=` is in `OPENS_BY_KEY`.
 OTHER_CODE = {
     "MAE of its authors, whole, head in layers": TIMM + """
         mask_token 1,1,24

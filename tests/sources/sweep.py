@@ -1,7 +1,7 @@
-"""Measurements of the sweeps over the sources, recorded for the table in the docs.
+"""Record the measurements of the sweeps over the sources for the table in the docs.
 
-With PLAIN_VIT_SWEEP=path every source adds lines of JSON to that file, of which tools/tabulate_what_opens.py makes the
-table.
+With PLAIN_VIT_SWEEP=path, every source appends lines of JSON to that file; tools/tabulate_what_opens.py makes the table
+from them.
 """
 
 import datetime
@@ -12,12 +12,12 @@ from typing import Any
 
 
 def record(result: dict[str, Any]) -> None:
-    """Add a line to the file that the environment names, if it does.
+    """Append a line to the file named by the environment, if there is one.
 
     Args:
-        result: `source`, whose first word is that of its package, and what was measured: largest differences in float32
-            as shares of the largest value (`logits`, `blocks`, `another_resolution`) and in `bfloat16`,
-            `way_back_bit_exact`, and the versions by the names of their packages. Several lines of one source add up.
+        result: `source`, whose first word is its package, and measurements: largest relative differences in float32
+            (`logits`, `blocks`, `another_resolution`) and in `bfloat16`, `way_back_bit_exact`, and versions by package.
+            Several lines of one source are merged.
     """
     path = os.environ.get("PLAIN_VIT_SWEEP")
     if path:

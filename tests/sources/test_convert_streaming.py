@@ -1,4 +1,4 @@
-"""Converting from file to file: the same bytes as with a model in memory, in a fraction of the memory."""
+"""Conversion from file to file: the same bytes as through a model in memory, with a fraction of the memory."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def our_own_folder(folder: Path) -> Source:
 
 SOURCES: list[Callable[[Path], Source]] = [
     timm_folder,
-    # Becomes the encoder alone.
+    # Only the encoder is converted.
     lambda folder: timm_folder(folder, num_classes=0, class_token=False, global_pool="avg"),
     old_file_of_lucidrains,
     file_of_torchvision,
@@ -114,7 +114,7 @@ def test_a_model_outlives_the_file_that_it_was_opened_from(tmp_path: Path) -> No
     path, hints = old_file_of_lucidrains(tmp_path / "file")
     model = from_checkpoint(path, **hints).model
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    path.write_bytes(b"")  # as torch.save begins
+    path.write_bytes(b"")  # like an interrupted torch.save
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
@@ -191,7 +191,7 @@ print(json.dumps({"converted": converted, "opened": opened}))
 
 @pytest.mark.slow
 def test_a_sharded_source_is_converted_in_a_fifth_of_its_size(tmp_path: Path) -> None:
-    # RLIMIT_DATA limits what a process may write to in memory; the page cache of the files is the system's.
+    # RLIMIT_DATA limits the writable memory of a process; the page cache of the files belongs to the system.
     size = {"embed_dim": 576, "num_heads": 6, "depth": 12, "num_classes": 7}
     module = timm.create_model("vit_base_patch16_224", **size)
     source = tmp_path / "source"
@@ -214,4 +214,4 @@ def test_a_sharded_source_is_converted_in_a_fifth_of_its_size(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["converted"] == pytest.approx(total, rel=1e-3)
-    assert not result["opened"]  # the limit is one
+    assert not result["opened"]  # the limit is effective

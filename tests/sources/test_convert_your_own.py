@@ -1,4 +1,4 @@
-"""The example that converts a home-grown model: the same numbers, both ways, and as a script."""
+"""The example that converts a custom model: equal outputs in both directions, and as a script."""
 
 import importlib.util
 import subprocess
@@ -18,15 +18,15 @@ from tests.conftest import randomize_
 SCRIPT = ROOT / "examples" / "convert_your_own.py"
 spec: Any = importlib.util.spec_from_file_location("convert_your_own", SCRIPT)
 example: Any = importlib.util.module_from_spec(spec)
-sys.modules["convert_your_own"] = example  # transformers looks classes up by their module
+sys.modules["convert_your_own"] = example  # transformers looks up classes by their module
 spec.loader.exec_module(example)
 
-# Sums in another order: our patches are a convolution, our attention is scaled before the product.
+# Sums in a different order: our patch projection is a convolution, and we scale queries before the product.
 TOLERANCE = 1e-5
 
 
 def unequal(seed: int = 0) -> Any:
-    """Return a home-grown model whose sizes all differ, every parameter random."""
+    """Return a custom model with random parameters, whose sizes all differ."""
     model = example.HomeGrownViT(
         image=(12, 35), patch=(4, 7), channels=3, width=30, depth=2, heads=5, mlp_width=44, classes=11
     )

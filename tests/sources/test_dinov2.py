@@ -1,4 +1,4 @@
-"""DINOv2's own checkpoints, by the numbers of timm and of transformers with the same weights."""
+"""DINOv2's own checkpoints, compared with timm and transformers with the same weights."""
 
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def own_tensors(registers: int, gated: bool, chunk: int) -> dict[str, torch.Tens
 
 
 def timms(kind: str) -> Any:
-    """Return timm's model with the same weights, as timm itself converts them."""
+    """Return timm's model with the same weights, converted by timm itself."""
     registers, gated, _ = KINDS[kind]
     name = "vit_giant_patch14_reg4_dinov2" if gated else "vit_small_patch14_reg4_dinov2"
     module = timm.create_model(
@@ -90,7 +90,7 @@ def test_the_numbers_are_timms_and_transformers_and_every_tensor_goes_back(kind:
     assert max(found.values()) == 0.0, found
 
     named = "Dinov2WithRegistersModel" if KINDS[kind][0] else "Dinov2Model"
-    if not KINDS[kind][1]:  # there the gated width follows from a ratio
+    if not KINDS[kind][1]:  # transformers derives the gated width from a ratio
         theirs = to_module(opened.model, "transformers", layout=named).eval()
         with torch.no_grad():
             assert (
@@ -104,7 +104,7 @@ def test_the_numbers_are_timms_and_transformers_and_every_tensor_goes_back(kind:
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
     halves = opened.model.bfloat16()(pixel_values.bfloat16()).pooler_output
     rounded = difference(halves.float(), module.bfloat16()(pixel_values.bfloat16()).float())
-    # With registers timm adds the class token's position before both are rounded; DINOv2 and ours add what is rounded.
+    # With registers, timm adds the class token's position before rounding; DINOv2 and plain-vit add rounded values.
     assert rounded <= (2**-6 if KINDS[kind][0] else 0.0)
     record({"source": f"timm DINOv2's own file, {kind}", "logits": found["logits"], "way_back_bit_exact": True,
             "blocks": max(value for stage, value in found.items() if stage != "logits"), "bfloat16": rounded,

@@ -1,4 +1,4 @@
-"""The conversion engine: strict both ways, whatever the order of its rows."""
+"""The conversion engine: strict in both directions, independent of the order of its rows."""
 
 import random
 
@@ -198,7 +198,7 @@ def test_unshared_memory_is_reused_where_ours_is_a_contiguous_part_of_it() -> No
         for name, tensor in ours.items()
         if not any(start <= tensor.data_ptr() and tensor.data_ptr() + tensor.nbytes <= end for start, end in spans)
     }
-    assert changed == {"projection.weight"}  # the only one whose items stand in another order
+    assert changed == {"projection.weight"}  # the only tensor whose elements are permuted
     for name, tensor in ours.items():
         assert torch.equal(tensor, copied[name])
         assert tensor.untyped_storage().nbytes() == tensor.nbytes

@@ -1,6 +1,6 @@
-"""Every ViT-like family of vit-pytorch and transformers, live: equal numbers, or refused by name.
+"""Every ViT-like family of vit-pytorch and transformers, live: equal outputs, or an error that names it.
 
-Those of timm are in tests/sources/test_refusals.py.
+The families of timm are in tests/sources/test_refusals.py.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ OPENED = {*ARCHITECTURES, *CONTAINERS}
 
 
 def refused_by_name(module: nn.Module) -> None:
-    """Assert that a model is refused in a message that names its class and what opens, or which part may be meant."""
+    """Assert that the error for a model names its class and what opens, or a part of it that may be meant."""
     with pytest.raises(PlainViTError) as caught:
         from_module(module)
     assert type(module).__qualname__ in str(caught.value)
@@ -54,7 +54,7 @@ SIZES: dict[str, Any] = {
     "transformer": nn.Identity(),
 }  # fmt: skip
 VIT = {"image_size", "patch_size", "num_classes", "dim", "depth", "heads", "mlp_dim"}
-# Where a class wants other sizes than the rest.
+# Sizes for classes that need others than the rest.
 OTHER_SIZES: dict[str, dict[str, Any]] = {
     "cct": {"num_layers": 2, "num_heads": 3, "embedding_dim": 24},
     "cct_3d": {"num_layers": 2, "num_heads": 3, "embedding_dim": 24},
@@ -82,7 +82,7 @@ def vit_pytorch_classes() -> Iterator[tuple[str, type[nn.Module]]]:
     for info in pkgutil.iter_modules(vit_pytorch.__path__):
         try:
             file = importlib.import_module(f"vit_pytorch.{info.name}")
-        except ImportError:  # of audio, which needs a package of its own
+        except ImportError:  # an audio model, which needs another package
             continue
         for kind in vars(file).values():
             own = inspect.isclass(kind) and issubclass(kind, nn.Module) and kind.__module__ == file.__name__
@@ -91,7 +91,7 @@ def vit_pytorch_classes() -> Iterator[tuple[str, type[nn.Module]]]:
 
 
 def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """Return what a class takes; a student of distillation takes what the class takes that it is derived from."""
+    """Return the parameters of a class's constructor; for a distillation student, those of its base class."""
     own = dict(inspect.signature(kind).parameters)
     if "args" in own and "kwargs" in own and kind is not nn.Module:
         return _parameters(next(base for base in kind.__mro__[1:] if issubclass(base, nn.Module)))
@@ -135,7 +135,7 @@ def test_a_class_of_vit_pytorch_opens_with_its_numbers_or_is_refused_by_name(nam
 
 # transformers
 
-# Heads and towers of every kind of vision model; the slow test takes all that there are.
+# Heads and towers of every kind of vision model; the slow test uses all classes.
 TRANSFORMERS = {
     "dpt": "DPTForDepthEstimation", "groupvit": "GroupViTModel", "sam": "SamModel",
     "swin": "SwinForImageClassification",
@@ -149,12 +149,12 @@ def with_patches(settings: Any) -> bool:
     return isinstance(settings, dict) and ("patch_size" in settings or any(map(with_patches, settings.values())))
 
 
-# Settings that count layers, or have a value for each of them.
+# Settings that count layers, or have a value for each layer.
 STACKS = ("num_hidden_layers", "num_layers", "depth", "encoder_layers", "decoder_layers", "layer_types")
 
 
 def shallow(config: Any) -> Any:
-    """Cut a configuration, and those inside it, to two layers; one that names layers by number keeps its depth."""
+    """Reduce a configuration and its parts to two layers, unless it names layers by number."""
     for name, value in list(vars(config).items()):
         if name in STACKS and isinstance(value, int | list) and not hasattr(config, "out_features"):
             setattr(config, name, value[:2] if isinstance(value, list) else min(value, 2))
@@ -164,7 +164,7 @@ def shallow(config: Any) -> Any:
 
 
 def transformers_model(model_type: str, name: str) -> Any:
-    """Build a class of transformers on the meta device, with its default settings and two layers where it can."""
+    """Build a class of transformers on the meta device, with default settings and, if possible, two layers."""
     kind: Any = getattr(transformers, configuration_auto.CONFIG_MAPPING_NAMES[model_type])
     if model_type == "vision-text-dual-encoder":
         config = kind.from_vision_text_configs(transformers.ViTConfig(), transformers.BertConfig())
@@ -177,14 +177,14 @@ def transformers_model(model_type: str, name: str) -> Any:
             less = shallow(copy.deepcopy(config))
             less.validate()
             return getattr(transformers, name)(less)
-        except Exception:  # other settings name layers that were cut
+        except Exception:  # other settings name layers that were removed
             return getattr(transformers, name)(config)
 
 
 def every_vision_class(model_type: str, first: str = "") -> list[str]:
-    """Return the classes that transformers itself builds for a model type with patches, after a given one."""
+    """Return the classes of a model type with patches that transformers itself can build, after a given class."""
     names = set[str]()
-    with contextlib.suppress(Exception):  # it has no settings of its own, or asks for a package
+    with contextlib.suppress(Exception):  # it has no settings of its own, or needs a package
         config = getattr(transformers, configuration_auto.CONFIG_MAPPING_NAMES[model_type])()
         if with_patches(config.to_dict()):
             mappings = [table for name, table in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES")]
@@ -210,7 +210,7 @@ def test_a_family_of_transformers_opens_or_is_refused_by_name(model_type: str) -
         except Exception:
             if name in TRANSFORMERS.values():
                 raise
-            continue  # it asks for a package, or has no settings of its own
+            continue  # it needs a package, or has no settings of its own
         if name in OPENED:
             from_module(module)
         else:

@@ -68,7 +68,7 @@ def same_tensors(a: nn.Module, b: nn.Module) -> bool:
     )
 
 
-# What the file does not say
+# Settings that a file does not contain
 
 
 def test_everything_that_is_missing_is_asked_for_at_once(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_everything_that_is_missing_is_asked_for_at_once(tmp_path: Path) -> None
         "patch_size": caught.value.candidates["patch_size"],
     }
     patch_sizes: Any = caught.value.candidates["patch_size"]
-    assert patch_sizes[:4] == ((10, 10), (5, 5), (5, 20), (20, 5))  # of 1 channel, of 4, then no squares
+    assert patch_sizes[:4] == ((10, 10), (5, 5), (5, 20), (20, 5))  # with 1 channel, with 4, then oblong patches
     assert all(100 % (height * width) == 0 for height, width in patch_sizes)
     assert caught.value.candidates["image_size"][:2] == ((50, 50), (25, 25))
 
@@ -115,12 +115,12 @@ def test_sizes_that_are_asked_for_fit_each_other_and_what_was_said(
         if expected is not None:
             assert expected <= set(candidates[name])
             assert 0 < len(candidates[name]) <= 40
-    # The first of each make the command line that is printed: together they are a model.
+    # The printed command line contains the first candidate of each setting: together they describe a model.
     first: dict[str, Any] = {name: values[0] for name, values in candidates.items()}
     config = from_checkpoint(path, num_attention_heads=3, **{**said, **first}).report.config
     if said in ({}, {"num_channels": 3}):
         assert (config.image_shape, config.patch_shape, config.num_channels) == ((32, 32), (8, 8), 3)
-    # None is impossible: each is part of a model.
+    # Every candidate is possible: it is part of a model.
     for name, values in candidates.items():
         for value in values:
             with contextlib.suppress(AmbiguousCheckpointError):
@@ -295,14 +295,14 @@ def test_reference_of_another_epsilon_is_noted_until_it_is_given(hints: dict[str
     path = saved(theirs.state_dict(), tmp_path)
     reference = (images, logits(theirs, images))
     converted = from_checkpoint(path, patch_size=(5, 7), image_size=(15, 28), **hints, reference=reference)
-    assert converted.report.config.num_attention_heads == 3  # found all the same
+    assert converted.report.config.num_attention_heads == 3  # found nevertheless
     assert any("try layer_norm_eps=" in note for note in converted.report.notes) == (not hints)
 
 
 def test_reference_finds_the_clearly_nearest_of_several_ways_within_its_tolerance(tmp_path: Path) -> None:
     theirs, images = small(depth=1), torch.randn(2, 3, 15, 28)
     with torch.no_grad():
-        theirs.get_submodule("transformer.layers.0.0.to_out.0").weight.mul_(1e-3)  # heads hardly matter
+        theirs.get_submodule("transformer.layers.0.0.to_out.0").weight.mul_(1e-3)  # the number of heads hardly matters
     path = saved(theirs.state_dict(), tmp_path)
     reference = (images, logits(theirs, images))
     converted = from_checkpoint(path, patch_size=(5, 7), image_size=(15, 28), pooling="cls", reference=reference)
@@ -386,7 +386,7 @@ def test_student_of_a_distillation_with_a_token_opens(tmp_path: Path) -> None:
     assert same_tensors(model, from_module(student, image_size=(15, 28)))
 
 
-# What is wrong with a file
+# Faults of files
 
 
 def test_damaged_state_dict_lists_what_is_missing_and_left_over(tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_damaged_tensors_are_named(fault: str, damage: Any, tmp_path: Path) -> N
         from_checkpoint(saved(tensors, tmp_path), **SAID)
 
 
-# One dtype for matrices, one for the rest, and the smallest that holds the values of both.
+# The dtype of matrices, the dtype of the rest, and the smallest dtype that holds the values of both.
 DTYPES = [
     (torch.float16, torch.float32, torch.float32),
     (torch.bfloat16, torch.float32, torch.float32),

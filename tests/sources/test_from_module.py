@@ -1,4 +1,4 @@
-"""Live modules: modifications and wrappers are converted, or refused by name; nothing is dropped."""
+"""Live modules: modifications and wrappers are converted, or the error names them; nothing is dropped silently."""
 
 import copy
 import functools
@@ -29,7 +29,7 @@ TOLERANCE = 1e-5
 
 
 def simple(**arguments: Any) -> Any:
-    """Return vit-pytorch's SimpleViT, which says everything itself."""
+    """Return vit-pytorch's SimpleViT, which needs no hints."""
     sizes = {"image_size": (15, 28), "patch_size": (5, 7), "num_classes": 11, "dim": 20, "depth": 3, "heads": 3}
     return randomize_(vit_pytorch.SimpleViT(**{**sizes, "mlp_dim": 29, "dim_head": 13, **arguments})).eval()
 
@@ -65,7 +65,7 @@ def test_a_norm_that_the_distilled_head_never_applies_is_refused() -> None:
 
 def test_another_pooling_than_the_two_tokens_is_refused() -> None:
     module = distilled()
-    module.global_pool = "avg"  # its head reads the two tokens all the same
+    module.global_pool = "avg"  # its heads still read both tokens
     with pytest.raises(ExportError, match="global_pool"):
         from_module(module)
 
@@ -134,7 +134,7 @@ def test_the_epsilon_that_torch_chooses_for_a_root_mean_square_is_read(dtype: to
             block.attn.proj.weight.mul_(1e-4)
             block.mlp.fc2.weight.mul_(1e-4)
         for tensor in (module.pos_embed, module.cls_token, *module.patch_embed.proj.parameters()):
-            tensor.mul_(1e-3)  # tokens so small that the epsilon counts
+            tensor.mul_(1e-3)  # tokens so small that the epsilon has an effect
     pixel_values = pixels_for(module).to(dtype)
     model = from_module(module)
     assert difference(output(model, pixel_values), output(module, pixel_values)) == 0.0
@@ -158,7 +158,7 @@ class Backbone(nn.Module):
 
 
 class Doubled(nn.Module):
-    """A forward pass of its own, with no part of its own."""
+    """A wrapper with its own forward pass but no parts of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Doubled(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A module with its own parameter outside any submodule."""
+    """A wrapper with a parameter of its own, outside any submodule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,14 +210,14 @@ def test_what_computes_around_a_model_is_refused_and_the_model_itself_opens(
 
 
 class LightningModule(nn.Module):
-    """Replacement for Lightning's class, of which only the name and the package matter."""
+    """Replacement for Lightning's class; only its name and package matter."""
 
 
 LightningModule.__module__ = "lightning.pytorch.core.module"
 
 
 class Training(LightningModule):
-    """A training script."""
+    """A module as in a training script."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ def test_models_of_timm_inside_transformers_give_the_same_logits() -> None:
     assert difference(output(from_module(encoder), pixel_values), pooled) == 0.0
 
 
-# What was done to a model
+# Modified models
 
 
 def _forward_hook(module: Any) -> None:
@@ -311,7 +311,7 @@ def _mixed_precision(module: Any) -> None:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state(reset_partial_state=True)  # one for the whole process, of whatever ran before
+    AcceleratorState._reset_state(reset_partial_state=True)  # shared by the whole process, and set by earlier tests
     Accelerator(mixed_precision="bf16", cpu=True).prepare_model(module)
     AcceleratorState._reset_state(reset_partial_state=True)
 
@@ -343,7 +343,7 @@ def _lora(module: Any) -> None:
 
 
 class Packed(torch.Tensor):
-    """Replacement for the tensors of quantised and of sharded weights."""
+    """Replacement for the tensor classes of quantised and sharded weights."""
 
 
 def _packed(module: Any) -> None:
@@ -402,7 +402,7 @@ def test_hooks_that_change_no_number_pass() -> None:
     module.head.weight.register_hook(lambda gradient: gradient)
     from_module(module)
     capturing = tiny_transformers("Dinov2Model")
-    capturing(torch.zeros(1, 3, 56, 56), output_hidden_states=True)  # leaves hooks that note what passes
+    capturing(torch.zeros(1, 3, 56, 56), output_hidden_states=True)  # leaves hooks that record outputs
     from_module(capturing)
 
 

@@ -1,7 +1,7 @@
-"""Models of generated configs, written for each package and opened again: the same numbers, or an ExportError before.
+"""Models of generated configs, exported to each package and opened again: equal outputs, or an ExportError.
 
-What a file does not say is answered from the config. Each target has a config that it can represent; one or two random
-settings are changed in it, and sizes are drawn so that some coincide.
+Settings that a file does not contain are answered from the config. For each target, one or two random settings are
+changed in a config that it can represent, and sizes are drawn so that some coincide.
 """
 
 import random
@@ -53,7 +53,7 @@ SMALL_CHANGES: tuple[dict[str, Any], ...] = (
 
 
 def drawn_config(draw: random.Random, base: dict[str, Any]) -> PlainViTConfig | None:
-    """Return a config near one that a target can represent; None where the changes contradict each other."""
+    """Return a config close to one that a target can represent, or None if the changes contradict each other."""
     fields = {"num_hidden_layers": draw.choice([1, 2, 3]), **base}
     for _ in range(draw.choice([0, 1, 1, 2])):
         fields |= VARIATIONS[draw.choice(sorted(VARIATIONS))] if draw.random() < 0.4 else draw.choice(SMALL_CHANGES)
@@ -77,12 +77,12 @@ def answered(config: PlainViTConfig, name: str) -> object | None:
 
 @torch.no_grad()
 def outputs_of(model: Any, config: PlainViTConfig, more: int = 0) -> Any:
-    """Return the logits, or pooled features of a model without a classifier, of three images.
+    """Return the logits of three images, or the pooled features of a model without a classifier.
 
     Args:
         model: The model.
         config: Its config.
-        more: Rows and columns of patches beyond those of the native size. Where a model refuses them, None is returned.
+        more: Additional rows and columns of patches. The result is None if a model does not accept them.
     """
     height, width = (side + more * patch for side, patch in zip(config.image_shape, config.patch_shape, strict=True))
     pixels = torch.randn(3, config.num_channels, height, width, generator=torch.Generator().manual_seed(0))
@@ -101,7 +101,7 @@ def _encoder(model: Any) -> Any:
 
 
 def check(target: str, seed: int, folder: Path) -> str:
-    """Write and open one model, and return what became of it."""
+    """Write and open a model, and return the outcome."""
     draw = random.Random(f"{target} {seed}")
     suffix, base = TARGETS[target]
     config = drawn_config(draw, base)
@@ -129,7 +129,7 @@ def check(target: str, seed: int, folder: Path) -> str:
     assert outcome.converted is not None, f"{target}, seed {seed}: {outcome.refusal} after {outcome.answers}"
     ours, theirs = outputs_of(model, config), outputs_of(outcome.converted.model, config)
     assert ours.shape == theirs.shape, f"{target}, seed {seed}"
-    off = difference(theirs, ours)  # of all three images: a single logit may be near 0
+    off = difference(theirs, ours)  # over all three images, as a single logit may be near 0
     assert off <= TOLERANCE, f"{target}, seed {seed}: off by {off:.1e}"
     larger = [outputs_of(each, config, 1) for each in (model, outcome.converted.model)]
     resampled = any("position_resampling" in line for line in written.changed)

@@ -1,6 +1,6 @@
-"""Google's `.npz` files of generated geometry, opened with true answers, against the published equations in numpy.
+"""Google's `.npz` files with random geometry, opened with true answers and compared with the equations in numpy.
 
-Sizes are drawn from few numbers, so that many coincide: what is read from a shape must not be read from another's.
+Sizes are drawn from few numbers, so that many coincide: this reveals sizes that are read from the wrong dimension.
 """
 
 import math
@@ -40,7 +40,7 @@ def drawn_sizes(draw: random.Random) -> dict[str, Any]:
 
 
 def drawn_model(draw: random.Random) -> tuple[dict[str, Any], str]:
-    """Return arguments of `random_arrays`, of a model that one of both code bases can have, and its pooling."""
+    """Return arguments of `random_arrays` for a model that one of the two code bases can build, and its pooling."""
     names = draw.choice([PAPER, BIG_VISION])
     pooling = draw.choice(["cls", "cls", "mean", "map"])
     tables: list[Any] = [*TABLES, None] if names == BIG_VISION else [TABLES[0], TABLES[1]]
@@ -48,7 +48,7 @@ def drawn_model(draw: random.Random) -> tuple[dict[str, Any], str]:
     return {
         "names": names,
         "positions": draw.choice(tables),
-        # Of one place of the feature map a group norm takes the variance of two values, which rounding can dominate.
+        # For a feature map of one position, a group norm takes the variance of two values, which rounding can dominate.
         "grid": draw.choice([(1, 1) if stem is None else (2, 2), (2, 2), (3, 3), (1, 4), (2, 3), (4, 1), (1, 9)]),
         "class_token": pooling == "cls",
         "map_head": pooling == "map",
@@ -62,7 +62,7 @@ def drawn_model(draw: random.Random) -> tuple[dict[str, Any], str]:
 
 
 def check(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally) -> None:
-    """Write a file, open it with true answers, compare its numbers, and write it again."""
+    """Write a file, open it with true answers, compare its outputs, and write it again."""
     draw = random.Random(seed)
     for name, value in drawn_sizes(draw).items():
         monkeypatch.setattr(google_models, name, value)
@@ -76,7 +76,7 @@ def check(seed: int, path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally) 
     written = as_bfloat16(arrays) if halves else arrays
     written = stacked(written) if draw.random() < 0.5 else written
     h, w = fields["grid"]
-    # Google's code takes as many rows as a square has for a square, and so does ours: others have to be said.
+    # Google's code takes a square number of positions for a square grid, and so does ours: give other grids.
     said = {"image_size": size} if h != w and math.isqrt(h * w) ** 2 == h * w else {}
     outcome = open_truthfully(save(path, written, draw.choice(PREFIXES)), lambda name, _: truth.get(name), **said)
     if outcome.converted is None:

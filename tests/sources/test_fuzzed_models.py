@@ -1,4 +1,4 @@
-"""Damaged checkpoints through `from_checkpoint`: they open with the numbers they hold or get a documented error."""
+"""Damaged checkpoints in `from_checkpoint`: they open with the values in the file or raise a documented error."""
 
 import json
 import time
@@ -54,7 +54,7 @@ def test_a_mutated_model_opens_with_the_numbers_it_holds_or_gets_a_documented_er
         finally:
             assert time.monotonic() - started < 60
         opened.append(edits)
-        theirs = vit()  # takes the file as the format's own reader opens it
+        theirs = vit()  # opens the file with the format's own reader
         theirs.load_state_dict(
             safetensors.torch.load_file(path) if suffix == ".safetensors" else torch.load(path, weights_only=True)
         )
@@ -97,7 +97,7 @@ VALUES = strategies.recursive(
 
 
 def places(settings: object, at: tuple = ()) -> list[tuple]:
-    """Return the path of each value of nested settings."""
+    """Return the path of each value in nested settings."""
     if not isinstance(settings, dict):
         return []
     return [place for name, value in settings.items() for place in ((*at, name), *places(value, (*at, name)))]

@@ -1,4 +1,4 @@
-"""Random image towers of open_clip, live and as folders as it pushes them: the same numbers, or refused by both."""
+"""Random image towers of open_clip, live and as pushed folders: equal outputs, or errors for both."""
 
 import json
 import random
@@ -61,7 +61,7 @@ def drawn(kind: str, draw: random.Random) -> dict[str, Any]:
 
 
 def save_folder(folder: Path, tower: nn.Module, model_cfg: Mapping[str, Any]) -> None:
-    """Write a folder of a whole model, with a text tower of which one tensor is left."""
+    """Write the folder of a whole model whose text tower is reduced to one tensor."""
     state = {f"visual.{name}": tensor.contiguous() for name, tensor in tower.state_dict().items()}
     save_file(state | {"ln_final.weight": torch.ones(3)}, folder / "open_clip_model.safetensors")
     described = {"model_cfg": model_cfg, "preprocess_cfg": {}}
@@ -69,7 +69,7 @@ def save_folder(folder: Path, tower: nn.Module, model_cfg: Mapping[str, Any]) ->
 
 
 def size_of(tower: Any) -> tuple[int, int]:
-    """Return the size that a tower runs at; a trunk keeps that of its name, whatever the settings say."""
+    """Return the image size of a tower; a timm trunk keeps the size in its name, whatever the settings say."""
     size = tower.trunk.patch_embed.img_size if hasattr(tower, "trunk") else tower.image_size
     return tuple(size)
 
@@ -82,7 +82,7 @@ def off_by(tower: Any, ours: nn.Module) -> float:
 
 
 def differing_fields(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
-    """Return the fields of two configs that differ, but for the start of weights, which a module does not know."""
+    """Return the differing fields of two configs, except weight initialisation, which a module does not reveal."""
     first, second = one.config.to_dict(), other.config.to_dict()
     first["drop_path_rate"] = pytest.approx(first["drop_path_rate"])  # timm spaces the rates of its blocks in float32
     names = (first.keys() | second.keys()) - {"_name_or_path", "architectures", "dtype", "layer_scale_init_value"}

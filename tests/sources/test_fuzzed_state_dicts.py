@@ -1,4 +1,4 @@
-"""Random models of timm, saved as bare state dicts and opened by truthful answers: the same numbers, or refused."""
+"""Random models of timm, saved as bare state dicts and opened with true answers: equal outputs, or an error."""
 
 import functools
 import random
@@ -29,7 +29,7 @@ ACTS = [nn.GELU, nn.GELU, layers.GELUTanh, layers.QuickGELU, nn.SiLU, nn.ReLU]
 EPSILONS = [1e-6, 1e-6, 1e-5, 1e-3]
 
 
-# Between two orders of the same sums in float64.
+# Two orders of the same sums in float64.
 EXACT = 1e-10
 
 
@@ -38,7 +38,7 @@ class NotBuilt(Exception):
 
 
 def built(kind: Callable[..., nn.Module], arguments: dict[str, Any]) -> nn.Module:
-    """Build a model, every parameter random."""
+    """Build a model with random parameters."""
     try:
         return randomize_(kind(**arguments), seed=random.randrange(10**6)).eval()
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
@@ -46,7 +46,7 @@ def built(kind: Callable[..., nn.Module], arguments: dict[str, Any]) -> nn.Modul
 
 
 def geometry(draw: random.Random) -> dict[str, Any]:
-    """Return sizes that all three have; grids are seldom square, patches seldom."""
+    """Draw sizes that all three classes share; grids and patches are rarely square."""
     heads = draw.choice([1, 2, 3, 4, 6])
     patch = (draw.choice([2, 4]), draw.choice([2, 3, 4]))
     grid = draw.choice([(2, 2), (3, 3), (4, 4), (2, 8), (1, 5), (3, 4), (5, 3), (2, 3)])
@@ -121,13 +121,13 @@ def beit_of(draw: random.Random) -> nn.Module:
     return built(beit.Beit, arguments)
 
 
-# Architectures whose classes no `model_args` changes.
+# Architectures whose layer classes do not depend on `model_args`.
 NAMED = ["vit_base_patch16_224", "vit_small_patch14_dinov2", "vit_base_patch16_rpn_224", "vit_giant_patch14_dinov2",
          "vit_small_patch16_18x2_224", "vit_pwee_patch16_reg1_gap_256", "aimv2_large_patch14_224"]  # fmt: skip
 
 
 def folder_of(draw: random.Random) -> nn.Module:
-    """Draw one of timm's architectures, changed by arguments that a config.json can hold."""
+    """Draw one of timm's architectures, modified by arguments that a config.json can contain."""
     options = {
         "qkv_bias": draw.random() < 0.7, "qk_norm": draw.random() < 0.2, "init_values": draw.choice([None, 0.1]),
         "class_token": draw.random() < 0.7, "no_embed_class": draw.random() < 0.3,
@@ -140,7 +140,7 @@ def folder_of(draw: random.Random) -> nn.Module:
     return built(functools.partial(timm.create_model, draw.choice(NAMED)), geometry(draw) | changed)
 
 
-# What is true of a model
+# The true settings of a model
 
 
 def _activation(module: Any) -> str:
@@ -150,7 +150,7 @@ def _activation(module: Any) -> str:
 
 
 def truths(module: Any) -> dict[str, Any]:
-    """Return what is true of a live model, None where no word for it exists; read off the parts that compute."""
+    """Return the true settings of a live model, read from its modules; None if no setting describes it."""
     block = module.blocks[0]
     kind = type(block).__name__
     attention = block.attns[0].attn if hasattr(block, "attns") else getattr(block, "attn", block)
@@ -160,7 +160,7 @@ def truths(module: Any) -> dict[str, Any]:
     names = {"Block": "sequential", "EvaBlock": "sequential", "EvaBlockPostNorm": "post_norm", **BLOCKS}
     pool = getattr(module, "attn_pool", None)
     same_heads = pool is None or pool.num_heads == attention.num_heads
-    # Eva and Beit have a pooling that reads the patches alone, but for "map", which reads all tokens there.
+    # The poolings of Eva and Beit read only the patches, except "map", which reads all tokens.
     includes = getattr(module, "pool_include_prefix", module.global_pool == "map")
     mlp_types = {"Mlp": "mlp", "SwiGLU": "swiglu", "GluMlp": None if getattr(mlp, "gate_last", 0) else "swiglu_packed"}
     return {
@@ -180,12 +180,12 @@ def truths(module: Any) -> dict[str, Any]:
 
 
 def oracle_of(module: Any) -> Oracle:
-    """Return who answers for a model; heads, epsilon and size are free, of the rest only what is offered is said."""
+    """Return the oracle of a model; it answers epsilon and size freely, other settings from the candidates."""
     true = truths(module)
 
     def answer(question: str, candidates: Sequence[object]) -> object | None:
         if question == "architecture":
-            return None  # drawn at random: it is none
+            return None  # the model is random, so it is no known architecture
         assert question in true, f"{question} is asked, and no truth is known"
         if question in ("layer_norm_eps", "image_size"):
             return true[question]
@@ -195,17 +195,17 @@ def oracle_of(module: Any) -> Oracle:
 
 
 def tried(module: Any, path: Path, **options: Any) -> tuple[Outcome, float]:
-    """Open a saved model truthfully, and return how far it is off."""
+    """Open a saved model with true answers, and return the outcome and the largest difference."""
     outcome = open_truthfully(path, oracle_of(module), format="timm", **options)
     if outcome.converted is None:
         return outcome, 0.0
     shape = (module.patch_embed.proj.in_channels, *module.patch_embed.img_size)
-    # In float64, so that nothing is rounding: small random widths and images without contrast enlarge it.
+    # In float64, because small random widths and images without contrast amplify rounding.
     ours: nn.Module = outcome.converted.model
     return outcome, logits_differ_by(module.double(), ours.double(), shape, dtype=torch.float64)
 
 
-# Each kind, the share that opens at least, and how many the nightly run draws.
+# For each kind, the minimum share that opens, and the number of models in the nightly run.
 KINDS = {
     "vision_transformer": (vision_transformer_of, 0.4, 1000),
     "eva": (eva_of, 0.1, 500),

@@ -1,4 +1,4 @@
-"""Random models of timm's entrypoints, live and as folders that timm saves: the same numbers, or refused by both."""
+"""Random models of timm's entrypoints, live and as folders that timm saves: equal outputs, or errors for both."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ NORMS = ("layernorm", "rmsnorm", "simplenorm")
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "leaky_relu")
 POOLINGS = ("", "avg", "avgmax", "max", "token", "map")
 
-# Entrypoints of each class, whose layers no argument of a config.json changes, and arguments that it can hold.
+# Entrypoints of each class whose layers do not depend on a config.json's arguments, and arguments it can contain.
 ENTRYPOINTS: dict[str, Sequence[str]] = {
     "VisionTransformer": (
         "vit_base_patch16_224", "vit_small_patch14_dinov2", "vit_base_patch16_rpn_224", "vit_giant_patch14_dinov2",
@@ -105,13 +105,13 @@ OPTIONS: dict[str, Options] = {
     },
 }  # fmt: skip
 
-# Of two models in float64. Both compute rotations, and positions of other sizes, in float32: a norm of few channels
-# enlarges its roundings.
+# For two models in float64. Both compute rotations and resampled positions in float32, whose rounding errors are
+# amplified by norms over few channels.
 EXACT, ROUNDED = 1e-9, 1e-6
 
 
 def drawn(kind: str, draw: random.Random) -> tuple[str, dict[str, Any]]:
-    """Return an entrypoint and arguments; not all of them fit together."""
+    """Draw an entrypoint and arguments, which do not always fit together."""
     heads, patch = draw.choice([1, 2, 3, 4]), draw.choice([2, 4, (2, 4), (4, 3)])
     rows, columns = draw.choice([(2, 2), (3, 3), (4, 4), (2, 8), (3, 4), (5, 3), (2, 3)])
     sides = (32, 32) if kind == "hybrid" else (patch, patch) if isinstance(patch, int) else patch
@@ -133,7 +133,7 @@ def drawn(kind: str, draw: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 def opened_by(way: Callable[..., Any], source: Any) -> nn.Module | None:
-    """Return what a way of opening gives, None if it is refused."""
+    """Return the opened model, or None if it is refused."""
     try:
         opened = way(source)
         return opened if isinstance(opened, nn.Module) else opened.model
@@ -142,14 +142,14 @@ def opened_by(way: Callable[..., Any], source: Any) -> nn.Module | None:
 
 
 def both_opened(what: str, module: nn.Module, folder: Path) -> tuple[nn.Module, nn.Module] | None:
-    """Return what a module and its folder open as, None if both are refused; only one of them fails."""
+    """Open a module and its folder; return None if both are refused, and fail if only one is."""
     live, saved = opened_by(from_module, module), opened_by(from_checkpoint, folder)
     assert (live is None) == (saved is None), f"{what}: {'the folder' if live is None else 'the module'} alone opens"
     return None if live is None or saved is None else (live, saved)
 
 
 def sizes_of(theirs: Any, ours: Any) -> list[tuple[int, int]]:
-    """Return the size of a model and, where timm takes others, two of them: whole patches, one not square."""
+    """Return a model's image size and, if timm accepts others, two more with whole patches, one of them oblong."""
     own, (high, wide) = ours.config.image_size, ours.config.patch_shape
     own = (own, own) if isinstance(own, int) else tuple(own)
     others = [(3 * high, 4 * wide), (4 * high, 2 * wide)]

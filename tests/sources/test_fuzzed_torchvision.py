@@ -1,4 +1,4 @@
-"""Random models of torchvision's constructor: live and as bare files they give the source's numbers or are refused."""
+"""Random models of torchvision's constructor, live and as bare files: equal outputs, or an error."""
 
 import random
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def build(arguments: dict[str, Any], seed: int) -> Any:
 
 
 def opens_by_its_logits(module: nn.Module, path: Path, shape: tuple[int, ...], eps: float) -> None:
-    """Let logits settle the heads; they may leave them open, where attention hardly matters."""
+    """Infer the number of heads from logits, which may stay ambiguous if attention hardly matters."""
     pixel_values = torch.randn(2, *shape)
     with torch.no_grad():
         reference = pixel_values, module(pixel_values)
@@ -69,7 +69,7 @@ def test_random_models_and_bare_files_are_the_sources_or_refused(tmp_path: Path)
         def oracle(name: str, candidates: Sequence[object], truth: dict[str, Any] = truth) -> object | None:
             if name == "num_attention_heads":
                 assert truth[name] in candidates
-            return truth.get(name)  # the architectures have other shapes
+            return truth.get(name)  # the known architectures have other shapes
 
         module, path = build(arguments, number), tmp_path / "vit.pth"
         shape = (3, arguments["image_size"], arguments["image_size"])
@@ -81,7 +81,7 @@ def test_random_models_and_bare_files_are_the_sources_or_refused(tmp_path: Path)
         plain = arguments["norm"] == "LayerNorm" and arguments["conv_stem_configs"] is None
         assert plain == (outcome.converted is not None), (arguments, outcome.refusal)
         if plain:
-            assert outcome.answers.keys() == truth.keys()  # neither was taken for granted
+            assert outcome.answers.keys() == truth.keys()  # neither was assumed
             assert logits_differ_by(module, from_module(module), shape) <= TOLERANCE
         else:
             with pytest.raises(ExportError):

@@ -1,4 +1,4 @@
-"""Models of transformers with changed configurations, live and as folders: the same numbers, or refused by both."""
+"""Models of transformers with changed configurations, live and as folders: equal outputs, or errors for both."""
 
 import copy
 import random
@@ -18,23 +18,23 @@ from tests.sources.transformers_models import CASES, REPRESENTATIVES, outputs_of
 PLAIN = "ViTForImageClassification"
 ACTIVATIONS = ["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu", "tanh"]
 WORDS = ["none", "mean", "cls", "layer_norm", "rms_norm", "absolute", "relative_key", "bilinear", "axial"]
-# Of no number, or of the names of classes.
+# Settings without effect on outputs, and names of classes.
 LEFT = {"transformers_version", "model_type", "architectures", "dtype", "id2label", "label2id", "return_dict",
         "output_hidden_states", "output_attentions", "problem_type", "is_encoder_decoder", "chunk_size_feed_forward",
         "initializer_range", "initializer_factor"}  # fmt: skip
-# In float64, but transformers' eager attention and rotations compute in float32.
+# In float64, except transformers' eager attention and rotations, which compute in float32.
 TOLERANCE = 3e-6
-MOST_PATCHES = 1000  # of an image: a doubled one in patches of a pixel has attention maps of gigabytes
+MOST_PATCHES = 1000  # of an image; with one-pixel patches, attention maps could take gigabytes
 
 
 def other(name: str, value: Any, draw: random.Random) -> Any:
-    """Return another value of a setting, not always one that its class takes."""
+    """Return another value of a setting, which is not always valid."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
         return draw.choice([0, 1, 2, 3, value + 1, value * 2, max(1, value // 2)])
     if isinstance(value, float) and "theta" in name:
-        return draw.choice([10.0, 100.0, 1e4])  # smaller ones turn by so much that float32 has few digits of it
+        return draw.choice([10.0, 100.0, 1e4])  # smaller values rotate so far that float32 keeps few digits
     if isinstance(value, float):
         return draw.choice([0.0, 1e-6, 1e-3, 0.1, 0.5, 1.0, 2.0])
     if isinstance(value, str):
@@ -49,7 +49,7 @@ def other(name: str, value: Any, draw: random.Random) -> Any:
 
 
 def patches_of(tower: dict[str, Any]) -> float:
-    """Return the number of patches of an image for the settings of a tower; 0 where they are none."""
+    """Return the number of patches of an image for the settings of a tower, or 0 if there are no patches."""
     try:
         sides = [np.broadcast_to(np.asarray(tower[name], float), 2) for name in ("image_size", "patch_size")]
         return float(np.prod(sides[0] / np.maximum(sides[1], 1)))
@@ -58,7 +58,7 @@ def patches_of(tower: dict[str, Any]) -> float:
 
 
 def changed_model(case: str, draw: random.Random) -> tuple[Any, dict[str, Any]] | None:
-    """Return a model with one to three settings changed, and these; None where transformers builds or runs none."""
+    """Return a model with one to three changed settings, and the changes; None if transformers cannot run it."""
     plain = CASES[case]()
     settings = plain.config.to_dict()
     towers = [settings.get(name) for name in ("vision_config", "backbone_config")]
@@ -67,7 +67,7 @@ def changed_model(case: str, draw: random.Random) -> tuple[Any, dict[str, Any]] 
     names = [name for name in tower if name not in fixed]
     edits = {name: other(name, tower[name], draw) for name in draw.sample(names, draw.choice([1, 1, 2, 3]))}
     tower |= edits
-    # The file of a tower without blocks has nothing by which it is recognised.
+    # The file of a tower without blocks cannot be recognised.
     if patches_of(tower) > MOST_PATCHES or edits.get("num_hidden_layers") == 0:
         return None
     try:
@@ -75,7 +75,7 @@ def changed_model(case: str, draw: random.Random) -> tuple[Any, dict[str, Any]] 
         module = randomize_(module, draw.randrange(10**6)).eval()
         module.set_attn_implementation("eager")
         outputs = outputs_of(module, pixels_for(module)).values()
-    except Exception:  # whatever transformers says of a setting
+    except Exception:  # transformers raises many kinds of errors for settings
         return None
     return (module, edits) if all(bool(values.isfinite().all()) for values in outputs) else None
 
@@ -87,12 +87,12 @@ def off_by(module: Any, ours: Any) -> float:
     module = copy.deepcopy(module).double()
     found = dict(stage_differences(module, ours, pixels_for(module).double()))
     if type(module).__name__.startswith("QianfanOCR"):
-        found.pop(f"block {ours.config.num_hidden_layers}")  # there the last of the hidden states is normalised
+        found.pop(f"block {ours.config.num_hidden_layers}")  # in this class the last hidden state is normalised
     return max(found.values())
 
 
 def check_case(case: str, count: int, folder: Path) -> int:
-    """Hold changed models of a case against transformers'; return how many opened."""
+    """Compare changed models of a case with transformers, and return how many opened."""
     opened = 0
     for seed in range(count):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Google's `.npz` files: written here in their exact layout, compared with an independent forward pass in numpy."""
+"""Google's `.npz` files, written here in their exact layout, compared with an independent forward pass in numpy."""
 
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,10 @@ from tests.sources.google_models import (
 from tests.sources.sweep import record
 from tests.tiny import difference, tiny_config
 
-# float32 against float64, and sums in another order.
+# float32 compared with float64, and sums in a different order.
 TOLERANCE = 1e-5
 
-# What each code base writes: how its arrays are made, the prefix, what the caller has to say.
+# For each code base: arguments of its arrays, the prefix, and the hints that a caller must give.
 KINDS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "imagenet21k": ({"representation": True}, "", {}),
     "augreg": ({}, "", {}),
@@ -59,24 +59,24 @@ KINDS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         {"image_size": (20, 28), "pooling": "mean"},
     ),
     "not_square": ({"grid": (3, 5)}, "", {"image_size": (15, 35)}),
-    # Their grids are not square either; gains of four axes as in the paper's own file.
+    # Their grids are not square either; gains have four axes as in the paper's own file.
     "hybrid_root_alone": ({"stem": (), "grid": (3, 5)}, "", {"image_size": (12, 40)}),
     "hybrid_one_stage": ({"stem": (2,), "gains_4d": True, "grid": (2, 3)}, "", {"image_size": (8, 24)}),
     "hybrid_two_stages": ({"stem": (1, 2), "grid": (2, 1)}, "", {"image_size": (16, 16)}),
 }  # fmt: skip
-# Layers one by one, and stacked as a scan leaves them.
+# Separate layers, and layers stacked by a scan.
 LAYERS = [(kind, scanned) for kind in KINDS for scanned in (False, True) if not (scanned and "hybrid" in kind)]
 
 
 def images(height: int, width: int, channels: int = 3) -> np.ndarray:
-    """Return normalised images (B, H, W, C): ordinary, nearly constant, with very large values."""
+    """Return normalised images (B, H, W, C): one ordinary, one nearly constant, one with very large values."""
     noise = np.random.default_rng(5).normal(size=(3, height, width, channels))
     return (noise * np.array([1.0, 1e-3, 10.0]).reshape(3, 1, 1, 1)).astype(np.float32)
 
 
 @torch.no_grad()
 def differences(model: Any, arrays: dict[str, np.ndarray], gelu: str = "tanh") -> dict[str, float]:
-    """Return how far each output of our model is from numpy's, as a share of its largest value."""
+    """Return the largest difference of each output from numpy's, relative to its largest value."""
     height, width = (side * size for side, size in zip(model.config.grid_size, model.config.patch_shape, strict=True))
     pixels = images(height, width)
     expected = {name: torch.from_numpy(value) for name, value in forward(arrays, pixels, gelu).items()}
@@ -90,7 +90,7 @@ def differences(model: Any, arrays: dict[str, np.ndarray], gelu: str = "tanh") -
 
 
 def source_record(kind: str, scanned: bool = False) -> dict[str, str]:
-    """Return what the table in the docs says of the source."""
+    """Return the fields that identify the source in the table of the docs."""
     name = f"google .npz {kind.replace('_', ' ')}" + (", layers stacked" if scanned else "")
     return {"source": name, "numpy": np.__version__, "torch": torch.__version__}
 
@@ -125,7 +125,7 @@ def test_the_activation_is_that_of_jax_unless_the_caller_wants_the_exact_one(tmp
     path = save(tmp_path / "model.npz", arrays)
     default, exact = from_checkpoint(path), from_checkpoint(path, hidden_act="gelu")
     assert max(differences(exact.model, arrays, gelu="erf").values()) <= TOLERANCE
-    assert max(differences(exact.model, arrays).values()) > 10 * TOLERANCE  # so the choice shows
+    assert max(differences(exact.model, arrays).values()) > 10 * TOLERANCE  # so the choice has an effect
     assert "hidden_act = 'gelu_pytorch_tanh', from flax" in str(default.report)
     assert "hidden_act = 'gelu', from the caller" in str(exact.report)
 
@@ -149,7 +149,7 @@ def test_tensors_next_to_the_model_are_ignored_and_reported(tmp_path: Path) -> N
     assert set(report.ignored) == set(state)
 
 
-# timm reads stacked layers in big_vision's names only.
+# timm reads stacked layers only under big_vision's names.
 LOADED_BY_TIMM = [
     *((kind, False) for kind in ("augreg", "opt_target", "big_vision_cls", "big_vision_gap", "siglip")),
     *((kind, True) for kind in ("big_vision_cls", "big_vision_gap", "siglip")),

@@ -1,4 +1,4 @@
-"""Classifiers that are not the source's own: a dense layer in a container opens, others are refused or dropped."""
+"""Custom classifiers: a dense layer in a container is converted, other classifiers are refused or dropped."""
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -27,11 +27,11 @@ from tests.sources.transformers_models import tiny_transformers
 from tests.tiny import difference, tiny_config
 
 NAMES = ["ant", "bee", "cat", "dog"]
-TOLERANCE = 1e-5  # torchvision attends in another order of operations
+TOLERANCE = 1e-5  # torchvision's attention has a different order of operations
 
 
 class Source(NamedTuple):
-    """A model with a classifier: how to make it, where that is, its image size, and what its file or it do not say."""
+    """A model with a classifier: its maker, path of the classifier, image size, and hints for file and live module."""
 
     make: Callable[[], Any]
     place: str
@@ -74,7 +74,7 @@ SOURCES = {
 
 
 def with_head(name: str, *layers: Callable[[int], nn.Module]) -> Any:
-    """Return a model of a source with another classifier, made of layers for so many features."""
+    """Return a model of a source with another classifier, whose layers are made for a number of features."""
     source = SOURCES[name]
     module = source.make()
     features = [part for part in module.get_submodule(source.place).modules() if isinstance(part, nn.Linear)][-1]
@@ -84,7 +84,7 @@ def with_head(name: str, *layers: Callable[[int], nn.Module]) -> Any:
 
 
 def saved(name: str, module: Any, folder: Path) -> Path:
-    """Write a model as its source does."""
+    """Save a model in its source's way."""
     if hasattr(module, "save_pretrained"):
         module.save_pretrained(folder / "model")
         return folder / "model"
@@ -120,7 +120,7 @@ class Bias(nn.Module):
         return logits + self.bias
 
 
-# Heads that compute something else than a dense layer with a bias.
+# Heads that compute something other than a dense layer with a bias.
 ODD: dict[str, tuple[Callable[[int], nn.Module], ...]] = {
     "two layers": (lambda n: nn.Linear(n, 9), lambda n: nn.ReLU(), lambda n: nn.Linear(9, 4)),
     "no bias, as a cosine": (lambda n: nn.Linear(n, 4, bias=False),),
@@ -298,7 +298,7 @@ def test_the_commands_drop_the_head_and_say_so(tmp_path: Path, capsys: pytest.Ca
 
 
 class Projector(nn.Sequential):
-    """MoCo v3's: dense layers without bias, each with batch statistics, the last ones without gains."""
+    """MoCo v3's projector: dense layers without bias, each with a batch norm, the last one without gains."""
 
     def __init__(self, *widths: int) -> None:
         layers: list[nn.Module] = []

@@ -1,8 +1,7 @@
-"""Models that compute something that leaves no tensor, behind the names of known packages.
+"""Models under the names of known packages with an extra computation that no tensor shows.
 
-Each draw takes a model of a package, computes its tokens with one secret more, and saves its tensors. Opened by
-truthful answers, the file must give the same tokens, be refused, ask what has no true answer, or name that very setting
-as unproven in its report.
+Each draw takes a model of a package, adds a secret computation, and saves its tensors. Opened with true answers, the
+file must give the same tokens, be refused, ask a question without a true answer, or report the setting as unproven.
 """
 
 import json
@@ -41,7 +40,7 @@ def unchanged(x: torch.Tensor, *others: object) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Secret:
-    """One computation beside those of the plain model; all functions take tokens or scores first, then the grid."""
+    """An extra computation beside the plain model's; all functions take tokens or scores first, then the grid."""
 
     setting: str = ""
     pixels: Callable[..., torch.Tensor] = unchanged
@@ -52,11 +51,11 @@ class Secret:
     between: Callable[..., torch.Tensor] = unchanged
     act: Callable[[torch.Tensor], torch.Tensor] | None = None
     eps: float | None = None
-    stride: int = 0  # pixels by which neighbouring patches overlap
+    stride: int = 0  # in pixels, for overlapping patches; 0 for the patch size
 
 
 def places(x: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """Return row and column of each token, (L, 2); those before the patches stand at 0."""
+    """Return row and column of each token, (L, 2); tokens before the patches are at 0."""
     rows, columns = grid
     of_patches = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).float()
     return torch.cat((torch.zeros(x.shape[-2] - len(of_patches), 2), of_patches))
@@ -115,7 +114,7 @@ SECRETS = [
 
 @dataclass
 class Plain:
-    """The parts of a plain ViT, by the same names for every package; pairs are weight and bias."""
+    """The parts of a plain ViT under the same names for every package; pairs are weight and bias."""
 
     embed: Callable[[torch.Tensor, int], torch.Tensor]  # pixels and stride -> (B, D, rows, columns)
     layers: list[dict[str, Any]]
@@ -157,13 +156,13 @@ class Case:
 
     plain: Plain
     module: nn.Module
-    tokens: Callable[[torch.Tensor], torch.Tensor]  # as the package computes them
+    tokens: Callable[[torch.Tensor], torch.Tensor]  # computed by the package
     save: Callable[[Path], Path]
     truth: dict[str, object]
     patch: int
     grid: tuple[int, int]
     given: dict[str, object] = field(default_factory=dict)
-    logits: Callable[[torch.Tensor], torch.Tensor] = unchanged  # of the tokens
+    logits: Callable[[torch.Tensor], torch.Tensor] = unchanged  # from tokens
 
 
 def convolution(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor, int], torch.Tensor]:
@@ -317,7 +316,7 @@ def transformers_case(draw: random.Random) -> Case:
 
 
 def packed_layers(state: Mapping[str, torch.Tensor], block: str, attention: str, fc1: str, fc2: str) -> list[Any]:
-    """Return the parts of two blocks whose queries, keys and values are one tensor, as in torch's own attention."""
+    """Return the parts of two blocks with packed queries, keys and values, as in torch's own attention."""
     names = {"norm1": "ln_1", "out": f"{attention}.out_proj", "norm2": "ln_2", "fc1": fc1, "fc2": fc2}
     layers = [pairs(state, {key: f"{block}.{name}" for key, name in names.items()}, number) for number in range(2)]
     for number, layer in enumerate(layers):
@@ -377,14 +376,14 @@ CASES = {
 
 
 def stride_and_size(case: Case, secret: Secret) -> tuple[int, tuple[int, int]]:
-    """Return the stride of the patches, and the size of the images with this grid."""
+    """Return the stride of the patches, and the image size that gives the case's grid."""
     stride = case.patch - secret.stride
     return stride, ((case.grid[0] - 1) * stride + case.patch, (case.grid[1] - 1) * stride + case.patch)
 
 
 @torch.no_grad()
 def outcome_of(case: Case, secret: Secret, folder: Path) -> str:
-    """Open the file of a model with a secret, and return what became of it."""
+    """Open the file of a model with a secret, and return the outcome."""
     stride, size = stride_and_size(case, secret)
     truth = {**case.truth, "image_size": size}
     if secret.setting in truth:
@@ -401,7 +400,7 @@ def outcome_of(case: Case, secret: Secret, folder: Path) -> str:
         return "refused or asked"
     model = opened.model
     ours = getattr(model, "vit", model)
-    if not secret.stride:  # such images have other patches here, or are refused
+    if not secret.stride:  # with a stride, our patches differ or the images are refused
         found = ours(images).last_hidden_state
         if found.shape == expected.shape and difference(found, expected) <= TOLERANCE:
             return "same"
@@ -444,7 +443,7 @@ def test_a_secret_is_refused_asked_about_or_named_as_unproven(kind: str, tmp_pat
         place.mkdir()
         found[outcome_of(CASES[kind](random.Random(seed)), SECRETS[seed % len(SECRETS)], place)] += 1
     assert found["unproven"] >= count // 4
-    assert found["same"] <= count // 10  # a secret that changes nothing proves nothing
+    assert found["same"] <= count // 10  # secrets without effect prove nothing
 
 
 KNOWN = ("layer_norm_eps", "patch_size", "num_attention_heads", "hidden_act", "block_type", "pooling")
@@ -468,7 +467,7 @@ def test_a_reference_finds_every_secret_and_proves_that_there_is_none(kind: str,
             except PlainViTError:
                 refused += 1
                 continue
-            outputs = opened.model(images)  # a secret without effect on what is pooled
+            outputs = opened.model(images)  # a secret without effect on the pooled tokens
             got = outputs.logits if "logits" in outputs else outputs.pooler_output
             assert difference(got, reference[1]) <= TOLERANCE
         else:

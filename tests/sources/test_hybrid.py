@@ -1,4 +1,4 @@
-"""The paper's hybrids: Google's `.npz` files against numpy, timm's live models and files against timm."""
+"""The paper's hybrids: Google's `.npz` files compared with numpy, timm's live models and files with timm."""
 
 import functools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The processors made from each source's facts prepare that source's own pixels, and go back to it."""
+"""Processors made from each source's settings give the source's own pixels, and convert back to the source."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ PLAIN_MODULES = ("vision_transformer", "deit")
 ALL_MODULES = (*PLAIN_MODULES, "eva", "beit", "naflexvit", "vision_transformer_hybrid", "vision_transformer_relpos")
 SETTINGS = ("input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std")
 
-# Width and height, unequal and odd; margins of every remainder by 4 arise from them.
+# Width and height, unequal and odd; their margins have all remainders modulo 4.
 IMAGE_SIZES = ((331, 257), (149, 421), (223, 227), (640, 479))
 
 
@@ -93,7 +93,7 @@ def test_pixels_of_a_saved_processor_equal_timms(settings: tuple, tmp_path: Path
     made.save_pretrained(tmp_path)
     opened = AutoImageProcessor.from_pretrained(tmp_path)
     saved = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    del saved["resize_with"]  # which 0.1.0 did not write at first
+    del saved["resize_with"]  # early 0.1.0 files lack this field
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(saved))
     processors = [made, opened, AutoImageProcessor.from_pretrained(tmp_path)]
     assert [type(processor) for processor in processors] == [PlainViTImageProcessor] * 3
@@ -113,7 +113,7 @@ def test_a_processor_of_images_and_text_brings_the_pixels_of_its_folder(tmp_path
     (tmp_path / "vocab.json").write_text(json.dumps({"<|startoftext|>": 0, "<|endoftext|>": 1, "a</w>": 2}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     tokenizer = transformers.CLIPTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
-    CLIPImageProcessor(image_mean=[0.1] * 3).save_pretrained(tmp_path)  # of an earlier save
+    CLIPImageProcessor(image_mean=[0.1] * 3).save_pretrained(tmp_path)  # left by an earlier save
     theirs = CLIPImageProcessor(size={"shortest_edge": 28}, crop_size=28)
     transformers.CLIPProcessor(theirs, tokenizer).save_pretrained(tmp_path)
     ours = from_checkpoint(tmp_path).image_processor
@@ -135,13 +135,13 @@ def test_every_tag_of_timms_vits_opens_and_exports_back_to_the_same_settings() -
 
 
 CROP_MODES = ("center", "squash", "border")
-TARGETS = (((3, 97, 61), 0.9), ((3, 64, 111), 1.0), ((3, 75, 75), 0.8))  # input size and part of it
+TARGETS = (((3, 97, 61), 0.9), ((3, 64, 111), 1.0), ((3, 75, 75), 0.8))  # input size and crop fraction
 
 
 @pytest.mark.parametrize("mode", range(3), ids=CROP_MODES)
 @pytest.mark.parametrize("number, interpolation", list(enumerate(INTERPOLATIONS)))
 def test_pixels_equal_timms_for_settings_that_no_tag_has(number: int, interpolation: str, mode: int) -> None:
-    input_size, crop_pct = TARGETS[(number + mode) % 3]  # each pair of settings occurs
+    input_size, crop_pct = TARGETS[(number + mode) % 3]  # every pair of settings occurs
     cfg = {
         "input_size": input_size,
         "crop_pct": crop_pct,
@@ -289,7 +289,7 @@ def test_the_stock_processor_leaves_grey_images_grey_for_a_model_of_one_channel(
         {"crop_pct": 0.9},
         {"crop_pct": 0.9, "input_size": (3, 96, 160)},
         {"crop_pct": 0.9, "crop_mode": "border"},
-        {"crop_pct": 0.95, "crop_mode": "squash"},  # 235 - 224 = 11: the two crops round apart
+        {"crop_pct": 0.95, "crop_mode": "squash"},  # 235 - 224 = 11: the two crops round differently
     ],
 )
 def test_the_stock_processor_is_refused_where_its_pixels_would_differ(cfg: dict) -> None:
@@ -341,7 +341,7 @@ MODES = ("RGB", "L", "RGBA", "LA", "CMYK", "P", "1", "YCbCr", "HSV")
 
 
 def drawn_image(rng: np.random.Generator, target: tuple[int, int]) -> Image.Image:
-    """Return noise of any mode that is converted to RGB, small or large, of any shape."""
+    """Return noise of any size and shape, in any mode that is converted to RGB."""
     sides = [int(rng.choice([1, 2, 3, rng.integers(1, 41), rng.integers(41, 500)])) for _ in range(2)]
     height, width = target if rng.random() < 0.15 else sides
     mode = str(rng.choice(MODES))
@@ -371,7 +371,7 @@ def test_any_image_by_any_settings_has_timms_pixels_or_is_refused_as_by_timm() -
         transform = create_transform(**resolve_data_config(pretrained_cfg=cfg), is_training=False)
         try:
             expected: Any = transform(image.convert("RGB"))
-        except ValueError:  # no pixel is left of a side
+        except ValueError:  # a side would have no pixels
             expected = None
         for backend in ("torchvision", "pil"):
             processor = with_backend(processor_from_timm(cfg), backend)

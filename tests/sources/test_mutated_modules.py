@@ -1,4 +1,4 @@
-"""Live models with any one part replaced: they open with the outputs of the modified model, or are refused."""
+"""Live models with any one part replaced: they open with the outputs of the modified model, or raise an error."""
 
 import copy
 import functools
@@ -24,14 +24,14 @@ from tests.sources.transformers_models import pixels_for as transformers_pixels
 from tests.tiny import difference
 
 TOLERANCE = 1e-5
-# What an exchanged activation, norm or anything else may be.
+# Replacements for activations, norms and other parts.
 LAYERS: list[Callable[[], nn.Module]] = [
     nn.Identity, nn.ReLU, nn.SiLU, nn.GELU, functools.partial(nn.GELU, "tanh"), nn.Tanh, nn.ELU, nn.Hardswish,
     functools.partial(nn.Dropout, 0.3), functools.partial(nn.Softmax, -1), functools.partial(nn.LeakyReLU, 0.3),
     nn.Sequential,
 ]  # fmt: skip
 FUNCTIONS = [torch.relu, torch.tanh, nn.functional.gelu, functools.partial(nn.functional.gelu, approximate="tanh")]
-# What every module has, and whether the hooks that record states are there: installed twice, they record twice.
+# Attributes of every module, and the flag for hooks that record states: installed twice, they would record twice.
 INHERITED = {*vars(nn.Module()), "_output_capturing_hooks_installed"}
 
 
@@ -70,7 +70,7 @@ SUBJECTS: dict[str, Subject] = {
         for case in CASES
     },
 }
-# A few of every package, of which more is drawn.
+# A few models of every package, with more mutations each.
 SOME = [
     "timm vit_base_patch16_224", "timm aimv2_large_patch14_224", "timm test_vit3",
     "torchvision with a representation", "vit-pytorch now-vit", "vit-pytorch now-simple_vit_with_qk_norm",
@@ -80,7 +80,7 @@ SOME = [
 
 
 def mutations(module: nn.Module) -> Iterator[Mutation]:
-    """Hand out everything that can be exchanged in a model, each with some plausible others."""
+    """Yield everything that can be replaced in a model, with some plausible replacements each."""
     for path, part in module.named_modules():
         if path:
             for layer in LAYERS:
@@ -135,7 +135,7 @@ def _double(module: nn.Module, path: str, name: str) -> None:
 
 
 def _norms(part: nn.Module) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-    """Hand out other norms of the same tensors in place of one."""
+    """Yield other norms with the same tensors as replacements for a norm."""
     shape = getattr(part, "normalized_shape", None)
     if shape is not None:
         for kind in (nn.LayerNorm, nn.RMSNorm):
@@ -145,7 +145,7 @@ def _norms(part: nn.Module) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
 
 
 def _others(value: Any) -> list[Any]:
-    """Return what an attribute might be instead."""
+    """Return alternative values of an attribute."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
@@ -166,11 +166,11 @@ def _others(value: Any) -> list[Any]:
 
 @torch.no_grad()
 def outputs(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return what a model gives, of whatever package."""
+    """Return the outputs of a model of any package."""
     if type(model).__module__.startswith("transformers.models."):
         stages = outputs_of(model, pixel_values)
         results = {name: value for name, value in stages.items() if not name.startswith("block")}
-        return results or stages  # a backbone has its blocks alone
+        return results or stages  # a backbone has only block outputs
     result = model(pixel_values)
     result = result[0] if isinstance(result, tuple) else result
     return {"output": result}
@@ -178,18 +178,18 @@ def outputs(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Ten
 
 @torch.no_grad()
 def ours(model: nn.Module, pixel_values: torch.Tensor, theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the same of our model."""
+    """Return the same outputs of our model."""
     result = model(pixel_values)
     if "output" in theirs:
         return {"output": result.logits if "logits" in result else result.pooler_output}
-    if "logits" in theirs and "logits" not in result:  # its classifier was taken away: what it read is left
+    if "logits" in theirs and "logits" not in result:  # the classifier was removed: compare its input
         return {"logits": result.pooler_output}
     stages = outputs_of(model, pixel_values)
     return {name: stages[name] for name in theirs}
 
 
 def verdict(subject: Subject, original: nn.Module, mutation: Mutation, pixel_values: torch.Tensor) -> str:
-    """Exchange one thing and return what came of it: "equal", "refused", "broken" where the source itself fails."""
+    """Apply a mutation and return its outcome: "equal", "refused", or "broken" if the source itself fails."""
     module = copy.deepcopy(original)
     try:
         mutation.change(module)
@@ -229,4 +229,4 @@ def test_replaced_parts_of_a_model_are_followed_or_refused(name: str) -> None:
             wrong.append(f"{mutation.title}: {said}")
     assert not wrong, "\n".join(wrong)
     assert seen["refused"] > 0 or count < 30
-    assert seen["equal"] > 0 or name not in SOME  # few of the others change no number
+    assert seen["equal"] > 0 or name not in SOME  # in the others, few mutations leave outputs unchanged

@@ -54,8 +54,8 @@ from tests.sources.sweep import record
 from tests.sources.truthful import Tally, logits_differ_by, open_truthfully
 from tests.tiny import difference, tiny_config
 
-TOLERANCE = 1e-5  # torch multiplies by the projection's transpose, which rounds otherwise than a dense layer
-# What no tensor of a plain tower shows.
+TOLERANCE = 1e-5  # torch multiplies by the projection's transpose, which rounds differently
+# Settings that no tensor of a plain tower shows.
 SAID: dict[str, Any] = {"num_attention_heads": 5, "hidden_act": "gelu", "layer_norm_eps": 1e-5, "pooling": "cls",
                         "image_size": (24, 56)}  # fmt: skip
 
@@ -68,7 +68,7 @@ def pixels_of(model_cfg: dict[str, Any], dtype: torch.dtype = torch.float32) -> 
 
 
 def features(tower: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
-    """Return a tower's output, or ours."""
+    """Return the features of a tower or of our model."""
     outputs = tower(pixel_values)
     if isinstance(outputs, torch.Tensor | tuple):
         return outputs[0] if isinstance(outputs, tuple) else outputs
@@ -80,7 +80,7 @@ def same_tensors(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor])
 
 
 def save_folder(folder: Path, model: nn.Module, model_cfg: dict[str, Any], **preprocess_cfg: Any) -> Path:
-    """Write a folder as open_clip pushes it to the Hub, with both kinds of weights."""
+    """Write a folder as open_clip pushes it to the Hub, with both weight formats."""
     folder.mkdir()
     save_file(model.state_dict(), folder / "open_clip_model.safetensors")
     torch.save(model.state_dict(), folder / "open_clip_pytorch_model.bin")
@@ -90,7 +90,7 @@ def save_folder(folder: Path, model: nn.Module, model_cfg: dict[str, Any], **pre
 
 
 def source_record(name: str) -> dict[str, str]:
-    """Return what the table in the docs says of the source."""
+    """Return the fields that identify the source in the table of the docs."""
     return {"source": f"open_clip {name}", "open_clip": open_clip.__version__, "torch": torch.__version__}
 
 
@@ -117,7 +117,7 @@ def test_every_block_and_the_features_are_the_sources_and_every_tensor_goes_back
     assert max(differing) == 0.0
     logits = difference(ours.pooler_output, theirs)
     assert logits <= TOLERANCE
-    with torch.no_grad():  # torch's own attention is then one native operation
+    with torch.no_grad():  # without gradients, torch's own attention is one native operation
         native = difference(features(model, pixel_values), features(tower, pixel_values))
     assert native <= TOLERANCE
     layout = OPEN_CLIP.describe_module(tower, Hints()).layout
@@ -128,7 +128,7 @@ def test_every_block_and_the_features_are_the_sources_and_every_tensor_goes_back
     assert {f"visual.{path}" for path in tower.state_dict()} == torch.load(tmp_path / "whole.pt").keys()
     halves, pixel_values = clip(ALL[name]).visual.bfloat16(), pixel_values.bfloat16()
     rounded = difference(features(from_module(halves), pixel_values).float(), features(halves, pixel_values).float())
-    assert rounded <= 2**-6  # the projection alone rounds differently, once
+    assert rounded <= 2**-6  # only the projection rounds differently, once
     record({**source_record(name), "logits": logits, "blocks": max(differing), "fused": native, "bfloat16": rounded,
             "way_back_bit_exact": True})  # fmt: skip
 
@@ -143,7 +143,7 @@ def test_gradients_are_the_sources(name: str) -> None:
         parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     gradients = to_module(model, "open_clip", layout=layout).state_dict()
     theirs = {path: parameter.grad for path, parameter in tower.named_parameters() if parameter.grad is not None}
-    largest = max(gradient.abs().max() for gradient in theirs.values())  # a key's bias has none but for rounding
+    largest = max(gradient.abs().max() for gradient in theirs.values())  # key biases have only rounding errors
     for path, gradient in theirs.items():
         assert (gradients[path] - gradient).abs().max() <= TOLERANCE * largest, path
 
@@ -267,7 +267,7 @@ def test_a_folder_of_open_clip_opens_as_its_own_package_reads_it(name: str, tmp_
     pixel_values = pixels_of(ALL[name])
     assert opened.report.is_independent
     assert difference(features(opened.model, pixel_values), features(whole.visual, pixel_values)) <= TOLERANCE
-    live = {"dtype": None, "layer_scale_init_value": opened.model.config.layer_scale_init_value}  # no module has it
+    live = {"dtype": None, "layer_scale_init_value": opened.model.config.layer_scale_init_value}  # not in modules
     assert opened.model.config.to_dict() | live == from_module(whole).config.to_dict() | live
     (folder / "open_clip_model.safetensors").unlink()
     again = from_checkpoint(folder)
@@ -277,7 +277,7 @@ def test_a_folder_of_open_clip_opens_as_its_own_package_reads_it(name: str, tmp_
 def test_a_folder_with_weights_of_two_packages_opens_each_with_its_own_configuration(tmp_path: Path) -> None:
     model_cfg = tower_settings()
     folder = save_folder(tmp_path / "folder", clip(model_cfg), model_cfg)
-    (folder / "config.json").write_text(json.dumps({"model_type": "clip"}))  # of transformers
+    (folder / "config.json").write_text(json.dumps({"model_type": "clip"}))  # belongs to transformers
     assert from_checkpoint(folder).report.format == "open_clip"
     (folder / "open_clip_config.json").unlink()
     with pytest.raises(AmbiguousCheckpointError, match="num_attention_heads"):
@@ -305,7 +305,7 @@ def test_a_bare_file_opens_with_what_no_tensor_shows(part: str, suffix: str, tmp
     state = whole.visual.state_dict() if part == "tower" else whole.state_dict()
     if part == "wrapped":
         state = {f"module.{name}": tensor for name, tensor in state.items()}
-    if suffix == ".pt":  # as open_clip's training writes it
+    if suffix == ".pt":  # written by open_clip's training
         torch.save({"epoch": 3, "name": "run", "state_dict": state, "optimizer": {"state": {}}}, path)
     else:
         save_file(state, path)
@@ -372,7 +372,7 @@ def test_another_size_is_the_one_that_open_clip_resizes_to_as_it_loads(tmp_path:
         off = difference(features(model, pixel_values), features(other.visual, pixel_values))
         assert off <= TOLERANCE
         record({**source_record("VisionTransformer, plain"), "another_resolution": off})
-    # A folder may name another size than its weights have.
+    # The size in a folder's config may differ from the size of its weights.
     folder = save_folder(tmp_path / "folder", whole, tower_settings(image_size=56, patch_size=8))
     opened = from_checkpoint(folder)
     assert (opened.model.config.image_size, opened.image_processor.crop_size.height) == (40, 56)
@@ -412,7 +412,7 @@ def test_a_missing_and_a_strange_tensor_are_both_named(tmp_path: Path) -> None:
 
 
 def opens(name: str) -> bool:
-    """Return whether a model of open_clip is one that plain-vit opens."""
+    """Return whether plain-vit opens a model of open_clip."""
     vision_cfg = architectures()[name]["vision_cfg"]
     if "timm_model_name" not in vision_cfg:
         return "attentional_pool" not in vision_cfg
@@ -432,7 +432,7 @@ def _on_meta(name: str) -> nn.Module:
 
 
 def make_shallow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a named model two blocks, in open_clip and in our tables; so has each that could be meant."""
+    """Reduce a named model to two blocks in open_clip and our tables, along with models it could be confused with."""
     vision_cfg = architectures()[name]["vision_cfg"]
     if "timm_model_name" not in vision_cfg:
         changed = {**architectures()[name], "vision_cfg": {**vision_cfg, "layers": 2}}
@@ -485,7 +485,7 @@ def test_a_named_model_that_does_not_open_is_refused_with_a_reason(name: str) ->
 # Pixels
 
 
-# Each pair of settings occurs.
+# Every pair of settings occurs.
 @pytest.mark.parametrize("resize_mode, size, interpolation", [
     ("shortest", 48, "bicubic"), ("shortest", (40, 56), "bilinear"), ("shortest", (56, 40), "random"),
     ("longest", 48, "bilinear"), ("longest", (40, 56), "random"), ("longest", (56, 40), "bicubic"),
@@ -553,7 +553,7 @@ def test_open_clip_itself_loads_an_exported_tower(tmp_path: Path, monkeypatch: p
     tower = clip(model_cfg).visual
     to_checkpoint(from_module(tower), tmp_path / "tower.pt", format="open_clip")
     (tmp_path / "small.json").write_text(json.dumps(model_cfg))
-    for registry in ("_MODEL_CONFIG_PATHS", "_MODEL_CONFIGS"):  # copies: other tests see open_clip's own models
+    for registry in ("_MODEL_CONFIG_PATHS", "_MODEL_CONFIGS"):  # copies: other tests need the originals
         monkeypatch.setattr(open_clip.factory, registry, getattr(open_clip.factory, registry).copy())
     open_clip.add_model_config(tmp_path)
     loaded = open_clip.create_model("small", pretrained_image_path=str(tmp_path / "tower.pt"))

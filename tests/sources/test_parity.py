@@ -1,4 +1,4 @@
-"""Two models compared with each other: in the source's order of operations, and what differs is named."""
+"""Comparison of two models: it uses the source's order of operations and names what differs."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Test helpers: old releases next to the installed one, and modules with randomised parameters."""
+"""Test helpers: old releases beside the installed one, and modules with randomised parameters."""
 
 import sys
 from types import ModuleType
@@ -38,4 +38,4 @@ def test_randomized_values_all_differ() -> None:
     buffers = [buffer.flatten() for name, buffer in module.named_buffers() if "running" in name]
     values = torch.cat([parameter.flatten() for parameter in module.parameters()] + buffers)
     assert values.unique().numel() == values.numel()
-    assert not torch.isin(values, torch.tensor([0.0, 0.25, 1.0])).any()  # what fresh norms and PReLU hold
+    assert not torch.isin(values, torch.tensor([0.0, 0.25, 1.0])).any()  # initial values of norms and PReLU

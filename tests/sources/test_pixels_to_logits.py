@@ -1,6 +1,6 @@
 """From image file to logits: a converted folder gives the same result as its source.
 
-The sources open files as their loaders do, `Image.open(path).convert("RGB")`. Google is not among them: it resizes with
+The sources open files like their loaders: `Image.open(path).convert("RGB")`. Google is left out because it resizes with
 TensorFlow, without antialiasing.
 """
 
@@ -39,7 +39,7 @@ FILES = (
     "large.jpg",
 )  # fmt: skip
 
-# Opens every folder with nothing asked for but trust where it is given, and returns what becomes of every file.
+# Opens every folder without options except trust in its code, and returns the result for every file.
 OPEN = """
 from pathlib import Path
 import torch
@@ -83,11 +83,11 @@ torch.save(outcomes(*sys.argv[1:3], trust_remote_code=True), sys.argv[3])
 
 @dataclass(frozen=True)
 class Source:
-    """A model of another package, and what its users make of an opened image.
+    """A model of another package, and its users' preprocessing of an opened image.
 
     Args:
-        module: From a batch of pixels to logits, or to what has them.
-        prepare: From an image of Pillow's to pixels (C, H, W).
+        module: Maps a batch of pixels to logits or to an output with logits.
+        prepare: Maps a Pillow image to pixels (C, H, W).
     """
 
     module: nn.Module
@@ -101,7 +101,7 @@ class Source:
 
 
 def write_images(folder: Path) -> None:
-    """Write a file of every kind; rotated.jpg says that it is to be turned by a quarter."""
+    """Write a file of every kind; rotated.jpg has an EXIF rotation by 90 degrees."""
     rng = np.random.default_rng(0)
 
     def noise(height: int, width: int, channels: int = 3) -> np.ndarray:
@@ -125,17 +125,17 @@ def write_images(folder: Path) -> None:
 
 
 def timm_centre(place: Path) -> tuple[Source, Any]:
-    """A folder of timm that crops a part of a square image out."""
+    """Save a folder of timm with a centre crop to a square."""
     return of_timm(place, {"crop_pct": 0.9, "crop_mode": "center", "interpolation": "bicubic"}, (3, 48, 48))
 
 
 def timm_oblong(place: Path) -> tuple[Source, Any]:
-    """A folder of timm that crops a part of an oblong image out."""
+    """Save a folder of timm with a centre crop to an oblong."""
     return of_timm(place, {"crop_pct": 0.875, "crop_mode": "center", "interpolation": "bilinear"}, (3, 48, 80))
 
 
 def timm_squash(place: Path) -> tuple[Source, Any]:
-    """A folder of timm that stretches, as those of SigLIP and CLIP."""
+    """Save a folder of timm that stretches images, like those of SigLIP and CLIP."""
     return of_timm(place, {"crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bicubic"}, (3, 48, 48))
 
 
@@ -148,7 +148,7 @@ def of_timm(place: Path, said: dict[str, Any], input_size: tuple[int, int, int])
 
 
 def of_torchvision(place: Path) -> tuple[Source, Any]:
-    """A state dict of torchvision with the transform of a published file."""
+    """Save a state dict of torchvision, with the transform of a published file."""
     sizes: dict[str, Any] = {"image_size": 40, "patch_size": 8, "num_layers": 2, "num_heads": 7, "hidden_dim": 56}
     module = randomize_(VisionTransformer(**sizes, mlp_dim=70, num_classes=11)).eval()
     torch.save(module.state_dict(), place.with_suffix(".pth"))
@@ -161,7 +161,7 @@ def of_torchvision(place: Path) -> tuple[Source, Any]:
 
 
 def of_transformers(place: Path) -> tuple[Source, Any]:
-    """A folder of transformers, whose pixels are those of the processor that it opens itself."""
+    """Save a folder of transformers; the pixels come from the processor that transformers opens."""
     sizes: dict[str, Any] = {"image_size": 48, "patch_size": 8, "hidden_size": 40, "num_hidden_layers": 2}
     config = ViTConfig(**sizes, num_attention_heads=5, intermediate_size=52, num_labels=7)
     module = randomize_(ViTForImageClassification(config)).eval()
@@ -173,7 +173,7 @@ def of_transformers(place: Path) -> tuple[Source, Any]:
 
 
 def of_vit_pytorch(place: Path) -> tuple[Source, Any]:
-    """A state dict of vit-pytorch, whose users prepare their images with torchvision."""
+    """Save a state dict of vit-pytorch, whose users preprocess images with torchvision."""
     sizes: dict[str, Any] = {"image_size": (24, 56), "patch_size": (8, 14), "dim": 40, "depth": 2, "heads": 5}
     module = randomize_(ViT(**sizes, dim_head=12, mlp_dim=52, num_classes=7)).eval()
     torch.save(module.state_dict(), place.with_suffix(".pt"))
@@ -197,7 +197,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sources(root: Path) -> dict[str, Source]:
-    """The sources; the folders made from their files are in `folders`."""
+    """Return the sources; folders converted from their files are in `folders`."""
     made = {}
     for make in SOURCES:
         made[make.__name__], converted = make(root / "sources" / make.__name__)
@@ -227,7 +227,7 @@ def without_package(root: Path, sources: dict[str, Source]) -> dict[str, dict[st
 
 @pytest.fixture(params=["with_package", pytest.param("without_package", marks=pytest.mark.slow)])
 def found(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
-    """What a process with the package, and one without it, makes of every file."""
+    """Return the results for every file, in a process with the package and in one without it."""
     return request.getfixturevalue(request.param)
 
 
@@ -254,7 +254,7 @@ def test_a_file_gives_the_pixels_and_the_logits_of_the_source(
     assert torch.equal(outcome["opened"], sources[name].prepare(image))
     assert difference(outcome["logits"], sources[name].logits(image)) < REORDERED
     expected = outcome["opened"]
-    if name == "of_transformers":  # whose processor decodes a path with torchvision, and turns it
+    if name == "of_transformers":  # its processor decodes paths with torchvision, and rotates images
         stock: Any = AutoImageProcessor.from_pretrained(root / "sources" / name)
         expected = stock(str(root / "images" / file), return_tensors="pt").pixel_values[0]
     assert torch.equal(outcome["pixels"], expected)

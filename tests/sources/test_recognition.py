@@ -60,7 +60,7 @@ def file_of(name: str, folder: Path) -> Path:
 
 
 def opened_or_refused(path: Path, **options: Any) -> type[PlainViTError] | None:
-    """Return the kind of error that a file gets; nothing where it opens."""
+    """Return the class of the error that a file raises, or None if it opens."""
     try:
         from_checkpoint(path, **options)
     except PlainViTError as error:
@@ -100,7 +100,7 @@ BESIDE: tuple[dict[str, tuple[int, ...]], ...] = (
 QUICK = ["vit_pytorch-encoder.vit-1-False", "vit_pytorch-body.0-0-False", "vit_pytorch-state_dict-2-False",
          "torchvision-encoder.vit-0-True", "torchvision-encoder.vit-1-False", "torchvision-body.0-0-False"]  # fmt: skip
 EACH = {"-".join(map(str, case)): case for case in itertools.product(HINTS, PREFIXES, range(3), (False, True))}
-# Usually those whose places in the four lists have an even sum, which are half of them and have each pair of values.
+# By default, only cases whose indices in the four lists have an even sum: half of all, with every pair of values.
 PLACES = map(sum, itertools.product(range(2), range(8), range(3), range(2)))
 INSIDE = [name for name, place in zip(EACH, PLACES, strict=True) if NIGHTLY or name in QUICK or place % 2 == 0]
 

@@ -1,4 +1,4 @@
-"""`reference=`: missing settings are found from known logits, or the error says why not."""
+"""`reference=`: missing settings are inferred from known logits, or the error says why not."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_the_shipped_checkpoint_is_found_by_its_logits_alone(kind: str) -> None:
     if kind == "lists":
         reference = [one.tolist() for one in reference]
     if kind == "training":
-        reference = (images, theirs(images))  # with its graph
+        reference = (images, theirs(images))  # with its autograd graph
     converted = from_checkpoint(SHIPPED, reference=reference)
     config = converted.report.config
     assert (config.num_attention_heads, config.image_size, config.patch_size, config.num_channels) == (4, 24, 4, 3)
@@ -138,7 +138,7 @@ def test_smaller_images_than_the_models_leave_its_size_open(tmp_path: Path) -> N
     path, reference = saved(theirs, tmp_path), (images, answer(theirs, images))
     with pytest.raises(AmbiguousCheckpointError, match="give:") as caught:
         from_checkpoint(path, patch_size=(5, 7), reference=reference)
-    assert set(caught.value.candidates) == {"image_size"}  # the heads were found
+    assert set(caught.value.candidates) == {"image_size"}  # the number of heads was found
     assert (20, 28) in caught.value.candidates["image_size"]
     found = from_checkpoint(path, patch_size=(5, 7), image_size=(20, 28), reference=reference)
     assert found.report.config.num_attention_heads == 3
@@ -150,7 +150,7 @@ def test_a_candidate_that_does_not_load_is_dropped(tmp_path: Path) -> None:
         image_size=25, patch_size=5, num_classes=7, dim=24, depth=2, heads=3, dim_head=8, mlp_dim=20
     )
     images = torch.randn(2, 3, 25, 25)
-    path = saved(randomize_(theirs).eval(), tmp_path)  # one head as wide as the model would have no output projection
+    path = saved(randomize_(theirs).eval(), tmp_path)  # a single head as wide as the model has no output projection
     config = from_checkpoint(path, reference=(images, answer(theirs, images))).report.config
     assert config.num_attention_heads == 3
 
@@ -196,7 +196,7 @@ def test_all_ways_share_one_copy_of_the_weights(monkeypatch: pytest.MonkeyPatch,
     assert (report.config.num_attention_heads, report.config.attention_scale) == (3, 24**-0.5)
     tried = int(str(report).split(" ways were tried")[0].rsplit(" ", 1)[1])
     assert tried > 20
-    assert len(converted) == 2  # for all ways, and for the model that is handed out
+    assert len(converted) == 2  # once for all candidates, and once for the returned model
 
 
 @pytest.mark.slow

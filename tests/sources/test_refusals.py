@@ -1,8 +1,8 @@
-"""Every refusal, followed: its advice gets further than it, and a family that it claims is the file's own.
+"""The advice in error messages works, and families that they name are correct.
 
-A file that does not open is opened; each keyword, candidate and command of the message is then tried with the true
-values of the source, and gives a model or an error about something else. Advice that no test follows, and claims in
-words that `CLAIMS` does not have, fail as well.
+The tests open files that plain-vit refuses, and try each keyword, candidate and command in the message with the true
+values of the source: the result must be a model or an error about something else. Tests also fail for advice that they
+do not follow, and for claims about families in words that are missing in `CLAIMS`.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ from tests.tiny import tiny_config
 
 # ---- what is claimed, and what is advised ----
 
-# The words of a claim, and the family in it; `own` of a file has those that it is of.
+# Wording of claims, and the family that each names; `own` of a file contains its true families.
 CLAIMS = (
     (r"timm's \w+ \((\w+)\.py\)", "timm {}"),
     (r"(?:timm's|or) (\w+)\.py \((?:[^()]|\([^()]*\))*\)", "timm {}"),
@@ -99,7 +99,7 @@ CLAIMS = (
     (r"a CLIP with a modified ResNet()", "open_clip"),
     (r"the tensors of an adapter()", "adapter"),
 )  # fmt: skip
-# Where packages are named without a claim.
+# Wording that names packages without a claim.
 NEUTRAL = (
     r"matches no known format \([^)]*\)", r"does not have the names of \w+",
     r"not the tensors of a model of timm that plain-vit opens, [^:]*:", r"it opens timm's [\w ,]*",
@@ -111,7 +111,7 @@ NEUTRAL = (
 )  # fmt: skip
 PACKAGES = re.compile(r"\b(timm|vit-pytorch|vit_pytorch|torchvision|transformers|open_clip|google)\b")
 
-# The advice that is followed here; what else looks like a keyword or a command fails.
+# The advice that the tests follow; anything else that looks like a keyword or a command fails.
 KEY = re.compile(r"key='([^']*)' names a model of (\w+)")
 RENAME = re.compile(r"rename it to end in (\.\w+)")
 MEANT = re.compile(r"did you mean ([^?]*)\?")
@@ -126,11 +126,11 @@ MOVE = re.compile(r"move preprocessor_config\.json \(or processor_config\.json\)
 LABELS = re.compile(r"give id2label=, a list of (\d+) names \(--labels FILE on the command line\)")
 LINE = re.compile(r"^  plain-vit .*$", re.MULTILINE)
 FOLLOWED = (KEY, RENAME, MEANT, SCRIPT, CODE, OMIT, LAYOUT, FOLDER, PLACE, DROP, LABELS, LINE)
-# A keyword that is advised, not one with a value that was found, such as image_size=7.
+# An advised keyword, as opposed to one with a value that was found, such as image_size=7.
 KEYWORD = re.compile(r"\b[a-z_]+=(?=[,;:.)]|$| (?!is|does|\())", re.MULTILINE)
 COMMAND = re.compile(r"\bpython -|\bplain-vit (inspect|convert|verify|export|push|show|predict|embed|env)\b|--[a-z]")
 QUOTED = re.compile(r"(?<!\w)'[^'\n]*'(?!\w)")
-# Said of what cannot be known here: pixels and logits of the source, or what one's own program does.
+# Advice that cannot be followed here: it needs the source's pixels and logits, or the user's own program.
 UNFOLLOWED = (
     r"or\s+reference=\(pixel_values, logits\)", r"for a class copied from one of them, give format=",
     r"try layer_norm_eps= or hidden_act=", r"choose one with key=\.", r"peft\.PeftModel[^\n]*",
@@ -142,14 +142,14 @@ UNFOLLOWED = (
 
 @dataclass
 class Refused:
-    """A file or folder that does not open, or not without a question.
+    """A file or folder that does not open, or only with answers.
 
     Args:
-        path: Where it is.
-        own: The families that it is of, as in `CLAIMS`.
-        truth: True values of what may be asked.
-        given: What is said from the start.
-        trusted: Whether a command may run the code in it.
+        path: Path of the file or folder.
+        own: Its true families, as in `CLAIMS`.
+        truth: True values of settings that may be asked.
+        given: Options that are passed from the start.
+        trusted: Whether a command may run the code in the folder.
     """
 
     path: Path
@@ -160,7 +160,7 @@ class Refused:
 
 
 def said_of(path: Path, **options: Any) -> tuple[str, PlainViTError | None]:
-    """Return what an error says in its first line, with its kind; nothing of a checkpoint that opens."""
+    """Return the class and first line of the error, and the error; an empty text if the checkpoint opens."""
     try:
         from_checkpoint(path, **options)
     except PlainViTError as error:
@@ -169,7 +169,7 @@ def said_of(path: Path, **options: Any) -> tuple[str, PlainViTError | None]:
 
 
 def follow(case: Refused) -> str:
-    """Follow all that the error of a file says, and return its first line; nothing where the file opens."""
+    """Follow all advice in the error of a file, and return its first line; an empty text if the file opens."""
     first, error = said_of(case.path, **case.given)
     if error is None:
         return ""
@@ -193,7 +193,7 @@ def follow(case: Refused) -> str:
 
 
 def check_claims(message: str, own: tuple[str, ...]) -> None:
-    """Assert that every family that a message claims is the file's own, and that it names packages only to claim."""
+    """Assert that every family claimed in a message is the file's own, and that packages are named only in claims."""
     rest = message
     for words in NEUTRAL:
         rest = re.sub(words, "", rest, flags=re.MULTILINE)
@@ -207,7 +207,7 @@ def check_claims(message: str, own: tuple[str, ...]) -> None:
 
 
 def ways(case: Refused, error: PlainViTError, message: str) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """Yield what a message says to do: a description of it, the file to open then, and the options."""
+    """Yield each piece of advice in a message: a description, the file to open, and the options."""
     given, truth = dict(case.given), dict(case.truth)
     if isinstance(error, AmbiguousCheckpointError):
         for asked in filter(None, (error.candidates, error.otherwise)):
@@ -252,7 +252,7 @@ def ways(case: Refused, error: PlainViTError, message: str) -> Iterator[tuple[st
 
 
 def run_script(message: str, folder: Path) -> Path:
-    """Run the Python code of a message as its command does, and return the file that it writes."""
+    """Run the Python code in a message like its command, and return the file that it writes."""
     found, code = SCRIPT.search(message), CODE.search(message)
     words = shlex.split(found[1]) if found else ["-c", f"import torch; {code[0]}" if code else ""]
     place = folder / "script"
@@ -269,7 +269,7 @@ def run_script(message: str, folder: Path) -> Path:
 
 
 def follow_commands(case: Refused, error: AmbiguousCheckpointError) -> None:
-    """Run the commands that a question prints, with true values, and assert that each gets further."""
+    """Run the commands that a question prints with true values, and assert that each gets further."""
     lines = [line.strip() for line in str(error).splitlines() if line.startswith("  plain-vit ")]
     for number, line in enumerate(lines):
         words = with_truth(words_of(line)[1:], case.truth, case.path.parent / f"out{number}")
@@ -282,7 +282,7 @@ def follow_commands(case: Refused, error: AmbiguousCheckpointError) -> None:
 
 
 def words_of(line: str) -> list[str]:
-    """Return the words of a command as a shell has them, which knows more quotes than shlex."""
+    """Split a command into words like a shell, which supports more quotes than shlex."""
     if "$'" not in line:
         return shlex.split(line)
     printed = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout
@@ -290,9 +290,9 @@ def words_of(line: str) -> list[str]:
 
 
 def with_truth(words: list[str], truth: Mapping[str, Any], out: Path) -> list[str]:
-    """Return the words of a conversion with the true values of its options, after parsing them as they are."""
+    """Check that the words of a conversion parse, and return them with the true values of the options."""
     for place, word in enumerate(words):
-        if word == "VALUE":  # what no tensor shows
+        if word == "VALUE":  # a setting that no tensor shows
             words[place : place + 1] = option_words("", truth[words[place - 1][2:].replace("-", "_")])[1:]
     options = parser().parse_args(words)
     given = {name: getattr(options, name) for name in HINTS if getattr(options, name) is not None}
@@ -302,13 +302,13 @@ def with_truth(words: list[str], truth: Mapping[str, Any], out: Path) -> list[st
 
 # ---- files of models that do not open ----
 
-# Of a model of timm with the names in OTHER_CODE.
+# Models of timm for which OTHER_CODE has names.
 PLAIN: dict[str, Any] = {
     "num_attention_heads": 3, "attention_scale": "head_dim**-0.5", "layer_norm_eps": 1e-6, "hidden_act": "gelu",
     "pooling": "cls", "pool_prefix_tokens": False, "block_type": "sequential", "rotary_embedding_type": "none",
     "image_size": (16, 20), "norm_type": "layer_norm", "mlp_type": "mlp",
 }  # fmt: skip
-# What else than nothing the files of other code may be called.
+# Families that errors may claim for files of other code.
 OWN = {
     "MAE of its authors, whole, head in layers": ("timm",),
     "SimMIM of its authors": ("timm",),
@@ -326,9 +326,9 @@ OWN = {
     "ComfyUI's vision tower of CLIP": ("transformers",),
     "an encoder between other parts of a plain ViT": ("timm",),
 }
-# A plain ViT of timm beside other parts, and the key that opens it.
+# A plain ViT of timm beside other parts, with the key that opens it.
 OPENS_BY_KEY = {
-    "SimMIM of a plain ViT": None,  # its mask token is in the encoder
+    "SimMIM of a plain ViT": None,  # the mask token is in the encoder
     "an MAE beside its encoder": "encoder",
     "a backbone of lightly or solo-learn": "backbone",
     "an encoder between other parts of a plain ViT": "encoder",
@@ -353,7 +353,7 @@ def test_a_file_of_other_code_is_called_nothing_that_it_is_not(title: str, tmp_p
 
 
 def sparse_file(state: Mapping[str, torch.Tensor], path: Path) -> Path:
-    """Write tensors of zeros without their bytes, which the file system adds as it is read."""
+    """Write zero tensors as a sparse file, whose bytes exist only when it is read."""
     words = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
              torch.bool: "BOOL", torch.float64: "F64", torch.uint8: "U8"}  # fmt: skip
     header, end = {}, 0
@@ -368,13 +368,13 @@ def sparse_file(state: Mapping[str, torch.Tensor], path: Path) -> Path:
     return path
 
 
-# Files whose parts others have too, so that no tensor names them.
+# Files whose parts also occur in other files, so that no tensor identifies them.
 NAMELESS = {"deepseek_vit", "hiera", "hieradet_sam2", "qwen3_vit"}
-CONVOLUTIONS = ("byobnet", "convnext", "cspnet", "mambaout", "resnet")  # called ViTs before
+CONVOLUTIONS = ("byobnet", "convnext", "cspnet", "mambaout", "resnet")  # an earlier version took them for ViTs
 
 
 def check_timm(file: str, name: str, folder: Path) -> None:
-    """A model of timm opens live, or is refused: live, by its tensors, and by the name of its architecture."""
+    """Check that a model of timm opens live, or is refused live, by its tensors and by its architecture's name."""
     with torch.device("meta"), Unfilled():
         module = timm.create_model(name)
     kind = type(module)
@@ -395,7 +395,7 @@ def check_timm(file: str, name: str, folder: Path) -> None:
     assert re.findall(r"timm's (\w+)\.py \(", refusal) == ([file] if named else [])
     assert not named or refusal.startswith("UnknownFormatError")
     assert file not in CONVOLUTIONS or "matches no known format" in refusal
-    if file in NAMELESS and refusal.startswith("Ambiguous"):  # a question to which its rotation has no true answer
+    if file in NAMELESS and refusal.startswith("Ambiguous"):  # a question without a true answer for its rotation
         error = said_of(path)[1]
         assert isinstance(error, AmbiguousCheckpointError)
         assert error.candidates["rotary_embedding_type"] == ("none",)
@@ -404,7 +404,7 @@ def check_timm(file: str, name: str, folder: Path) -> None:
     path.unlink()
     if listed:
         with torch.device("meta"):
-            tensors = timm.create_model("test_vit").state_dict()  # whatever the name says of them
+            tensors = timm.create_model("test_vit").state_dict()  # whatever the name says about them
         with pytest.raises(UnknownFormatError, match=rf"{name}.*{file}\.py"):
             TIMM.describe_checkpoint(tensors, {"architecture": name}, Hints())
 
@@ -420,7 +420,7 @@ def test_a_model_of_timm_opens_or_is_called_nothing_that_it_is_not(file: str, tm
         check_timm(file, name, tmp_path)
 
 
-# What `tests/sources/test_families.py` builds its models with.
+# Settings of the models in `tests/sources/test_families.py`.
 LUCID: dict[str, Any] = {"num_attention_heads": 3, "image_size": (32, 32), "patch_size": (8, 8), "num_channels": 3}
 
 
@@ -436,7 +436,7 @@ def test_a_class_of_vit_pytorch_is_called_by_its_file(name: str, tmp_path: Path)
         assert name.partition(".")[0] in refusal or name == "distill.DistillableT2TViT"
 
 
-# Folders of transformers, with the class of each; others are found in transformers.
+# Folders of transformers with their classes; further classes are found in transformers.
 HUGGING_FACE = {
     "data2vec-vision": "Data2VecVisionForSemanticSegmentation", "clip": "CLIPModel", "clap": "ClapModel",
     "convnext": "ConvNextModel",
@@ -448,7 +448,7 @@ HUGGING_FACE = {
 
 
 def follow_hugging_face(model_type: str, module: Any, folder: Path) -> tuple[str, str]:
-    """Follow what a folder of transformers gets, and its file alone."""
+    """Follow the errors of a folder of transformers and of its file alone."""
     name = type(module).__name__
     path = sparse_file(revert_weight_conversion(module, module.state_dict()), folder / name / "model.safetensors")
     module.config.architectures = [name]
@@ -478,9 +478,9 @@ def test_a_folder_of_transformers_is_named_by_its_type_and_its_file_by_nothing_e
             continue
         try:
             module = transformers_model(model_type, name)
-        except Exception:  # it asks for a package, or has no settings of its own
+        except Exception:  # it needs a package, or has no settings of its own
             continue
-        with contextlib.suppress(OSError, ValueError, KeyError):  # more tensors than a file may have, and the like
+        with contextlib.suppress(OSError, ValueError, KeyError):  # for example more tensors than a file may have
             follow_hugging_face(model_type, module, tmp_path)
 
 
@@ -488,7 +488,7 @@ def test_a_folder_of_transformers_is_named_by_its_type_and_its_file_by_nothing_e
 
 
 def dcp_folder(folder: Path) -> Path:
-    """Save as torch.distributed.checkpoint does, in one process."""
+    """Save with torch.distributed.checkpoint in one process."""
     state = {"model": tensors(OTHER_CODE["a plain ViT with a head in layers"]), "step": 3}
     torch.distributed.checkpoint.save(state, checkpoint_id=folder / "dcp", no_dist=True)
     return folder / "dcp"
@@ -524,7 +524,7 @@ def parent_of_models(folder: Path) -> Path:
     return folder
 
 
-# How each is made by the program that it is of, and what it is said to be; tests/files/bad_files.py has more.
+# How each program makes its file, and how errors describe it; tests/files/bad_files.py has more.
 OTHER_KINDS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a folder of DCP": (dcp_folder, "is a checkpoint of torch.distributed.checkpoint"),
     "a shard of DCP": (lambda folder: next(dcp_folder(folder).glob("*.distcp")), "is part of a checkpoint of torch"),
@@ -554,7 +554,7 @@ def test_a_file_of_another_kind_is_named_with_what_helps(title: str, tmp_path: P
 
 
 class Hyperparameters:
-    """What a training script saves beside its tensors."""
+    """An object that a training script saves beside its tensors."""
 
 
 PICKLES: dict[str, Callable[[Any, Path], object]] = {
@@ -574,7 +574,7 @@ PICKLES: dict[str, Callable[[Any, Path], object]] = {
 
 
 def compressed(state: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Save tensors, and pack the archive again as another program does."""
+    """Save tensors, and compress the archive like another program."""
     stored = io.BytesIO()
     torch.save(state, stored)
     with zipfile.ZipFile(stored) as before, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as after:
@@ -639,7 +639,7 @@ FILES: dict[str, Callable[[], nn.Module]] = {
 
 
 def misspelt(name: str, draw: random.Random) -> str:
-    """Return a name with two letters exchanged, or with one too many, too few or wrong."""
+    """Return a name with two letters swapped, or one letter added, removed or changed."""
     place = draw.randrange(1, len(name) - 1)
     return draw.choice([
         name[:place] + name[place + 1] + name[place] + name[place + 2 :], name[:place] + name[place + 1 :],
@@ -673,7 +673,7 @@ def test_a_command_has_all_that_was_said_and_opens(tmp_path: Path) -> None:
         _, error = said_of(path, **given)
         assert isinstance(error, AmbiguousCheckpointError)
         (line,) = (line for line in str(error).splitlines() if line.startswith("  plain-vit"))
-        words = ["16x20" if word == "VALUE" else word for word in words_of(line)[1:]]  # which no tensor shows
+        words = ["16x20" if word == "VALUE" else word for word in words_of(line)[1:]]  # no tensor shows it
         options = parser().parse_args(words)
         assert {name: getattr(options, name) for name in given} == {**given, "image_mean": [0.5, 0.4, 0.3]}
         assert follow(Refused(path, ("timm",), PLAIN, given))
@@ -708,7 +708,7 @@ def test_no_message_is_cut_inside_a_name(tmp_path: Path) -> None:
 
 # ---- the broken files and the fuzzed ones ----
 
-# Of a table of broken models: whose names its files have.
+# Families of the names in the files of each table of broken models.
 OWN_OF_BROKEN = {"timm": ("timm",), "vit-pytorch": ("vit_pytorch",)}
 SOME_BROKEN = [title for title in BAD_FILES if "named" in title or title.startswith(("index", "folder"))][::4]
 
@@ -752,7 +752,7 @@ def test_what_a_random_model_gets_helps(kind: str, tmp_path: Path) -> None:
             save_for_hf(module, str(place), safe_serialization=True)
             path = place
         else:
-            # Every third file has parts of something else too.
+            # Every third file also has foreign parts.
             strangers = {"neck.0.weight": torch.ones(3, 5), "head.1.weight": torch.ones(2)} if seed % 3 == 0 else {}
             path = saved({**module.state_dict(), **strangers}, place / "model.pt")
         truth = {name: value for name, value in truths(module).items() if value is not None}

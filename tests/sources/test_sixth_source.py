@@ -1,4 +1,4 @@
-"""An additional source of checkpoints, in one class and one entry of the registry, without other changes."""
+"""An additional source of checkpoints needs only one class and one entry in the registry."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class Sixth(nn.Module):
-    """The model of a package that exists in this file alone."""
+    """The model of a fictional package that exists only in this file."""
 
     def __init__(
         self, side: int = 24, patch: int = 8, width: int = 24, depth: int = 2, heads: int = 3, classes: int = 5
@@ -127,7 +127,7 @@ class SixthFormat(Format):
 
 @pytest.fixture
 def sixth(monkeypatch: pytest.MonkeyPatch) -> Sixth:
-    """A model of that package, which is registered while the test runs."""
+    """Register the package while a test runs, and return a model of it."""
     monkeypatch.setitem(FORMATS, "sixth", SixthFormat())
     module = Sixth()
     randomize_(module)
@@ -150,7 +150,7 @@ def test_a_sixth_source_goes_in_and_out_as_a_file(sixth: Sixth, tmp_path: Path) 
         from_checkpoint(path)
     converted = from_checkpoint(path, num_attention_heads=3, verify=True)
     assert converted.report.format == "sixth"
-    assert converted.report.differences is not None  # with the module that it builds
+    assert converted.report.differences is not None  # compared with the module that the source builds
     assert difference(converted.model(images).logits, sixth(images)) <= TOLERANCE
     found = from_checkpoint(path, reference=(images, sixth(images).detach())).report.config
     assert found.num_attention_heads == 3

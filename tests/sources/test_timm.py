@@ -1,4 +1,4 @@
-"""Live models of timm: the same numbers in every block, everything read off the module, and every bit back."""
+"""Live models of timm: equal outputs of every block, all settings read from the module, and exact export."""
 
 import json
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def test_plain_models_of_full_width_give_equal_logits(name: str) -> None:
     assert max(found.values()) == 0.0, found
 
 
-# Of each class with settings of its own: the poolings that it has.
+# Poolings of each class with settings of its own.
 POOLINGS = ["", "token", "avg", "max", "avgmax", "map", "prr"]
 POOLED: dict[str, tuple[list[str], dict[str, Any]]] = {
     "vit_small_patch14_reg4_dinov2": (POOLINGS, {}),
@@ -72,7 +72,7 @@ POOLED: dict[str, tuple[list[str], dict[str, Any]]] = {
     "beit_base_patch16_224": (POOLINGS[:3], {}),
     "vit_relpos_medium_patch16_cls_224": (POOLINGS[:3], {}),
 }
-OTHERS = [name for name in REPRESENTATIVES if "_r26_" not in name]  # no pooling reaches into its ResNet
+OTHERS = [name for name in REPRESENTATIVES if "_r26_" not in name]  # pooling does not depend on the ResNet
 
 
 @pytest.mark.slow(quick=[*POOLED])
@@ -84,7 +84,7 @@ def test_every_pooling_gives_equal_logits_or_features(name: str) -> None:
         for classes in (0, 7):
             try:
                 module = tiny_timm(name, global_pool=pooling, num_classes=classes, depth=2, **arguments)
-            except AssertionError:  # timm refuses to read a class token that is not there
+            except AssertionError:  # timm refuses class token pooling without a class token
                 continue
             limit = rounding(module) if name in POOLED or module.num_prefix_tokens else TOLERANCE
             if classes and name not in POOLED:
@@ -153,7 +153,7 @@ def test_timms_attention_without_the_fused_kernel_is_ours_called_eager() -> None
     model = from_module(module)
     model.set_attn_implementation("eager")
     found = stage_differences(module, model, pixels_for(module))
-    assert max(found.values()) <= TOLERANCE, found  # timm scales the queries, eager attention the scores
+    assert max(found.values()) <= TOLERANCE, found  # timm scales queries, eager attention scores
 
 
 # Training
@@ -214,16 +214,16 @@ def test_the_gradients_are_timms(name: str, arguments: dict[str, Any]) -> None:
     for parameter in model.parameters():
         assert parameter.grad is not None
         parameter.data = parameter.grad
-    ours = to_module(model, "timm", layout=layout).state_dict()  # gives the gradients their names and shapes
+    ours = to_module(model, "timm", layout=layout).state_dict()  # maps the gradients to timm's names and shapes
     theirs = dict(module.named_parameters())
     assert ours.keys() == theirs.keys()
     negligible = 1e-7 if isinstance(module, Beit | VisionTransformerRelPos) else 1e-12
     for key, parameter in theirs.items():
-        if parameter.grad.abs().max() > negligible:  # not that of a bias of all keys or scores, which softmax ignores
+        if parameter.grad.abs().max() > negligible:  # biases of all keys or scores have no effect
             assert difference(ours[key], parameter.grad) <= TOLERANCE, key
 
 
-# What a module says of itself
+# Settings read from a module
 
 
 def test_nothing_is_shared_with_the_source() -> None:
@@ -238,7 +238,7 @@ def test_names_of_labels_that_timm_carries_are_kept() -> None:
     module = tiny_timm("vit_tiny_patch16_224", num_classes=3)
     module.pretrained_cfg = {**module.pretrained_cfg, "num_classes": 3, "label_names": ["ant", "bee", "cat"]}
     assert from_module(module).config.id2label == {0: "ant", 1: "bee", 2: "cat"}
-    module.reset_classifier(5)  # other classes than those that had names
+    module.reset_classifier(5)  # the class names belonged to other classes
     assert from_module(module).config.id2label[4] == "LABEL_4"
 
 
@@ -256,7 +256,7 @@ def _change_the_index(module: Any) -> None:
 
 
 def _set(path: str, name: str, value: Any) -> Callable[[Any], None]:
-    """Return a function that sets an attribute of a part."""
+    """Return a function that sets an attribute of a module inside a model."""
     return lambda module: setattr(module.get_submodule(path), name, value)
 
 
@@ -325,7 +325,7 @@ def test_what_has_no_counterpart_is_refused_with_the_reason(name: str, arguments
 
 
 class Derived(vision_transformer.VisionTransformer):
-    """A forward pass of its own, as people write it."""
+    """A subclass with its own forward pass, as users write it."""
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return super().forward(x, *args, **kwargs) * 2
@@ -352,7 +352,7 @@ def test_other_models_of_timm_are_refused_by_name(make: Callable[[], nn.Module],
         from_module(make())
 
 
-# The way back
+# Export
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_dense_patches_become_a_convolution() -> None:
     model = randomize_(PlainViTForImageClassification(config)).eval()
     module = to_module(model, "timm")
     found = stage_differences(module, model, pixels_for(module))
-    assert max(found.values()) <= TOLERANCE, found  # a convolution sums its pixels in another order
+    assert max(found.values()) <= TOLERANCE, found  # a convolution sums pixels in a different order
 
 
 def test_a_head_count_other_than_timms_usual_width_is_read_off_the_module() -> None:

@@ -1,6 +1,6 @@
-"""The tables of architectures, against the timm and the torchvision that are installed.
+"""The tables of architectures, compared with the installed timm and torchvision.
 
-Where these are of another release than the tables were written from, each entry is still compared with them.
+Every entry is compared even if the installed releases differ from those that the tables were generated from.
 """
 
 import json
@@ -43,7 +43,7 @@ ARCHITECTURES, FAMILIES = plain_names().architectures, families()
 
 
 class Unfilled(TorchFunctionMode):
-    """Leave new tensors as they are: what fills them has a name that ends in an underscore."""
+    """Skip the initialisation of tensors: all functions whose names end in an underscore."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         fills = re.search("[a-z]_$", getattr(func, "__name__", "")) and isinstance(next(iter(args), None), torch.Tensor)
@@ -59,7 +59,7 @@ def skip_other_releases(package: str) -> None:
 def test_the_table_is_what_timm_builds() -> None:
     theirs = generator.timm_architectures()
     if INSTALLED["timm"] == RECORDED["timm"]:
-        assert len(theirs) == 179 + 9  # plain ones, and the hybrids whose ResNet is the paper's
+        assert len(theirs) == 179 + 9  # plain models, and hybrids with the paper's ResNet
         assert ARCHITECTURES.keys() == theirs.keys()
     for name in ARCHITECTURES.keys() & theirs.keys():
         assert {**DEFAULTS, **ARCHITECTURES[name]} == {**DEFAULTS, **theirs[name]}, name
@@ -85,7 +85,7 @@ def test_the_table_of_families_is_written_again_as_it_is(monkeypatch: pytest.Mon
     assert [*found] == [*known]
     for file, family in known.items():
         assert (found[file]["title"], found[file]["entrypoints"]) == (family["title"], family["entrypoints"])
-    # The models that are left out have more parts of their own file, or have those of another one too.
+    # Skipped models have further parts of their own file, or also have parts of another file.
     assert sum(found[file] != known[file] for file in known) <= draws(8, nightly=0)
     assert not NIGHTLY or text == recorded
     opened = set(ARCHITECTURES).union(*(constructor.architectures for constructor in CONSTRUCTORS))
@@ -127,13 +127,13 @@ def test_an_entrypoint_asks_without_its_name_and_opens_by_it(name: str) -> None:
     assert config.image_shape == (ARCHITECTURES[name]["img_size"],) * 2
 
 
-# The files of timm's Vision Transformers; docs/reference/timm.md lists those of their models that do not open.
+# The files of timm's Vision Transformers; docs/reference/timm.md lists their unsupported models.
 VIT_FILES = ("vision_transformer", "deit", "vision_transformer_hybrid", "vision_transformer_relpos", "eva", "beit",
              "naflexvit")  # fmt: skip
 
 
 def refused_with_a_reason() -> set[str]:
-    """Return the entrypoints in the table of refusals, each row of which has a reason."""
+    """Return the entrypoints in the table of unsupported models, and check that each row has a reason."""
     page = (ROOT / "docs" / "reference" / "timm.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.+`) \| (.+) \|$", page, re.M)
     assert all(len(reason) > 20 for _, reason in rows)
@@ -155,7 +155,7 @@ def test_all_entrypoints_of_timms_vision_transformers_open_or_are_listed_with_a_
 def test_an_entrypoint_of_a_file_opens_at_its_own_size_or_is_on_the_list(file: str) -> None:
     names, listed = timm.list_models(module=file), refused_with_a_reason()
     for name in {*few(names, 4), *(listed & set(names))}:
-        with torch.device("meta"), Unfilled():  # what it is does not depend on its numbers
+        with torch.device("meta"), Unfilled():  # recognition does not depend on values
             module = timm.create_model(name)
         if name in listed:
             with pytest.raises(ExportError, match="does not open|plain-vit does not know|no counterpart"):

@@ -1,4 +1,4 @@
-"""What timm's Beit and VisionTransformerRelPos have beside other classes: networks and tables of distances."""
+"""Special features of timm's Beit and VisionTransformerRelPos: networks and tables of relative positions."""
 
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ def test_the_table_tells_the_grids_that_are_possible() -> None:
 
 
 def old_file(path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, torch.Tensor]) -> tuple[Any, Path]:
-    """Return a small model and its file with the integers that earlier releases saved, of which some are changed."""
+    """Return a small model and its file with the index buffers that older releases saved, some of them changed."""
     small = {"embed_dim": 56, "num_heads": 7, "depth": 3, "mlp_ratio": 4.0, "img_size": (48, 80)}
     monkeypatch.setitem(BEIT.architectures, NAME, {**BEIT.architectures[NAME], **small})
     module = tiny_timm(NAME, img_size=(48, 80))

@@ -1,4 +1,4 @@
-"""What timm's Eva has beside other classes: rotations, which tensors do not show."""
+"""Special features of timm's Eva: rotary embeddings, which no tensor shows."""
 
 from pathlib import Path
 from unittest import mock
@@ -41,7 +41,7 @@ def test_coordinates_are_augmented_by_timms_draws_in_training(name: str, dynamic
         theirs = module(pixels_for(module))
         torch.manual_seed(seed)
         ours = model(pixels_for(module)).logits
-        assert difference(ours, theirs) <= TOLERANCE  # training has another attention kernel
+        assert difference(ours, theirs) <= TOLERANCE  # training uses another attention kernel
         found.append(ours)
     assert difference(*found) > 1e-3
 
@@ -51,7 +51,7 @@ def test_patches_that_are_dropped_lose_their_rotation_too() -> None:
         module = tiny_timm(name, patch_drop_rate=0.5).train()
         model, pixels = from_module(module), pixels_for(module)
         torch.manual_seed(3)
-        with mock.patch.object(torch, "randn", torch.rand):  # ours are drawn evenly, which chooses the same way
+        with mock.patch.object(torch, "randn", torch.rand):  # uniform as in plain-vit: same choice
             theirs = module(pixels)
         torch.manual_seed(3)
         assert difference(model(pixels).logits, theirs) <= TOLERANCE
@@ -79,7 +79,7 @@ def test_tensors_that_a_plain_model_has_too_are_asked_for_with_both() -> None:
     assert "rotation" in str(asked)
     asked = asked_of(meta_state("vit_small_patch16_dinov3"))
     assert asked.candidates["architecture"] == ("vit_small_patch16_dinov3",)
-    # Nothing is inferred from a name that fits: who denies it answers all else.
+    # Nothing is inferred from a matching name: a caller who rejects it answers all other questions.
     assert asked.otherwise["position_embedding_type"] == ("none",)
 
 
@@ -88,7 +88,7 @@ def test_another_size_than_that_of_the_tensors_is_asked_for_or_refused() -> None
     state = meta_state(name, img_size=(56, 28))
     asked = asked_of(state, architecture=name)
     assert "another grid" in str(asked)
-    assert asked.candidates["image_size"] == ()  # 2 patches are no square grid
+    assert asked.candidates["image_size"] == ()  # 2 patches do not form a square grid
     said = Hints(architecture=name, image_size=(56, 28))
     assert TIMM.describe_checkpoint(state, {}, said).config.image_size == (56, 28)
     with pytest.raises(CheckpointError, match="correct image_size"):

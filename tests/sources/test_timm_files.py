@@ -1,4 +1,4 @@
-"""timm's folders and bare state dicts: opened with the same logits, asked for what they leave open, written back."""
+"""timm's folders and bare state dicts: equal logits, questions about missing settings, and export."""
 
 import functools
 import json
@@ -57,13 +57,13 @@ from tests.tiny import difference
 
 
 def save_folder(module: nn.Module, folder: Path, *, model_args: dict[str, Any] | None = None, **config: Any) -> Path:
-    """Save as timm's own users do, with the arguments where the module does not know them."""
+    """Save like timm's users, with the arguments if the module does not record them."""
     save_for_hf(module, folder, model_config=config or None, model_args=model_args, safe_serialization=True)
     return folder
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
-    """Change entries of a folder's config.json, or some of an entry's; None removes one."""
+    """Change entries of a folder's config.json, or fields of an entry; None removes one."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config |= {name: config[name] | value if isinstance(value, dict) else value for name, value in changes.items()}
@@ -174,7 +174,7 @@ def test_a_pooling_and_a_size_changed_after_construction_are_followed(
         module.set_input_size((32, 48))
     model = from_checkpoint(save_folder(randomize_(module), tmp_path), **hints).model
     assert model.config.image_shape == module.patch_embed.img_size
-    assert (pooling, model.config.final_norm) != ("avg", "after_pooling")  # the norm stays where it was
+    assert (pooling, model.config.final_norm) != ("avg", "after_pooling")  # the position of the norm is unchanged
     assert max(stage_differences(module, model, pixels_for(module)).values()) == 0.0
 
 
@@ -214,7 +214,7 @@ def test_images_have_the_size_that_timm_prepares_for_the_folder(
     to_checkpoint(converted.model, tmp_path / "again", format="timm", image_processor=converted.image_processor)
     is_fixed = arguments and "dynamic_img_size" not in arguments
     assert pixels.shape[-1] == (64 if is_fixed else 112)
-    for folder in ("again",) if is_fixed else ("theirs", "again"):  # timm's transform makes 112, which its own refuses
+    for folder in ("again",) if is_fixed else ("theirs", "again"):  # timm refuses its own 112 pixels
         opened: Any = timm.create_model(f"local-dir:{tmp_path / folder}", pretrained=True).eval()
         prepared = create_transform(**resolve_model_data_config(opened))(image)[None]
         assert torch.equal(prepared, pixels)
@@ -277,10 +277,10 @@ PACKED = {
 
 
 def save_with_code(folder: Path, name: str, given: dict[str, Any], code: dict[str, Any]) -> nn.Module:
-    """Save a folder whose config.json says what JSON can hold of how its model was built."""
+    """Save a folder whose config.json contains the model's arguments, as far as JSON can represent them."""
     small = {"img_size": (42, 70), "embed_dim": 56, "num_heads": 7, "depth": 2, "num_classes": 0, **given}
     module: nn.Module = randomize_(timm.create_model(name, **small, **code)).eval()
-    # timm saves no class: such folders have a config.json without it, here that of the model which lacks it.
+    # timm does not save classes: such folders have a config.json without them, here from a model built without them.
     save_for_hf(timm.create_model(name, **small), folder, safe_serialization=True)
     save_bare(module, folder / "model.safetensors")
     return module
@@ -349,7 +349,7 @@ def test_a_stem_that_code_gave_is_read_off_the_tensors_of_a_folder(tmp_path: Pat
 
 def test_a_pooling_of_which_config_json_says_two_is_asked_for(tmp_path: Path) -> None:
     module = tiny_timm("vit_tiny_patch16_224", num_classes=5)
-    edit_config(save_folder(module, tmp_path), global_pool="avg")  # as timm 0.9 saves after reset_classifier
+    edit_config(save_folder(module, tmp_path), global_pool="avg")  # like timm 0.9 after reset_classifier
     with pytest.raises(AmbiguousCheckpointError, match="says global_pool 'avg'") as caught:
         from_checkpoint(tmp_path)
     assert caught.value.candidates == {"pooling": ("mean", "cls")}
@@ -373,7 +373,7 @@ def test_another_architecture_than_config_json_says_is_refused(tmp_path: Path) -
 # Bare state dicts
 
 
-# All that no tensor shows of a plain model of timm.
+# All settings of a plain model of timm that no tensor shows.
 FULL: dict[str, Any] = {
     "num_attention_heads": 7,
     "attention_scale": "head_dim**-0.5",
@@ -401,7 +401,7 @@ def test_a_bare_file_of_another_class_asks_for_its_architecture_and_opens_by_it_
     is_small = name.startswith("test_")
     own = {} if is_small else {"depth": 2, "embed_dim": 96, "num_heads": 3}
     monkeypatch.setitem(constructor.architectures, name, {**constructor.architectures[name], **own})
-    native = {"pos_embed_grid_size": (3, 5)} if "naflex" in name else {}  # the others have the grid of their name
+    native = {"pos_embed_grid_size": (3, 5)} if "naflex" in name else {}  # the others use the grid of their name
     module = randomize_(timm.create_model(name, num_classes=4, **own, **native)).eval()
     path = save_bare(module, tmp_path / "model.safetensors")
     with pytest.raises(AmbiguousCheckpointError, match=NAMED[name]) as caught:
@@ -546,20 +546,20 @@ def test_a_bare_file_of_its_own_geometry_asks_for_all_that_is_open_at_once(tmp_p
     assert asked.keys() == FULL.keys() | {"image_size"}
     assert 7 in asked["num_attention_heads"]
     assert 5 not in asked["num_attention_heads"]
-    assert asked["image_size"] == ((64, 64),)  # a class token without a row; other grids are not offered
+    assert asked["image_size"] == ((64, 64),)  # a class token without a position; other grids are not offered
     converted = from_checkpoint(path, image_size=(48, 80), **FULL)
     assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0
     assert "position_embedding_on_prefix = True, from the 16 rows" in str(converted.report)
     with pytest.raises(CheckpointError, match="image_size=\\(64, 80\\) has 20 patches"):
         from_checkpoint(path, image_size=(64, 80), **FULL)
-    # The same rows are those of 4 x 4 patches, the class token without a position.
+    # The same table fits 4 x 4 patches if the class token has no position.
     other = from_checkpoint(path, image_size=64, **FULL).model
     assert not other.config.position_embedding_on_prefix
 
 
 def test_a_rotation_that_a_published_model_may_have_is_asked_for(tmp_path: Path) -> None:
     rotated = tiny_timm("vit_small_patch16_rope_ape_224", img_size=224, embed_dim=384, num_heads=6, depth=12)
-    path = save_bare(rotated, tmp_path / "rotated.safetensors")  # DeiT III's own names, and its shapes
+    path = save_bare(rotated, tmp_path / "rotated.safetensors")  # names and shapes of DeiT III
     asked = asked_of(rotated.state_dict())
     assert {"deit3_small_patch16_224", "vit_small_patch16_rope_ape_224"} <= set(asked.candidates["architecture"])
     assert asked.otherwise["rotary_embedding_type"] == ("none",)
@@ -572,7 +572,7 @@ def test_a_rotation_that_a_published_model_may_have_is_asked_for(tmp_path: Path)
     assert max(stage_differences(rotated, opened.model, pixels_for(rotated)).values()) == 0.0
     assert NO_TENSOR["rotary_embedding_type"] not in str(opened.report)
     other = from_checkpoint(path, **said, rotary_embedding_type="none")
-    assert NO_TENSOR["rotary_embedding_type"] not in str(other.report)  # the caller's word is in its place
+    assert NO_TENSOR["rotary_embedding_type"] not in str(other.report)  # reported as given by the caller
     assert "rotary_embedding_type = 'none', from the caller" in str(other.report)
     with pytest.raises(CheckpointError, match="more settings than its type. Give the architecture"):
         from_checkpoint(path, **said, rotary_embedding_type="axial")
@@ -608,7 +608,7 @@ def test_heads_that_the_tensors_show_are_not_asked_for(name: str, tmp_path: Path
     for shown in ("num_attention_heads", "block_type"):
         del told[shown]
     if "gap" in name:
-        del told["attention_scale"]  # of differential attention there is one
+        del told["attention_scale"]  # differential attention has only one
     else:
         told["norm_type"] = "rms_norm"
     model = from_checkpoint(path, **told).model
@@ -636,7 +636,7 @@ def test_deit3s_own_names_of_layer_scale_are_read(tmp_path: Path) -> None:
     named = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): tensor
              for name, tensor in module.state_dict().items()}  # fmt: skip
     torch.save({"model": named}, tmp_path / "deit3.pth")
-    told = {name: value for name, value in FULL.items() if name != "block_type"}  # LayerScale says that
+    told = {name: value for name, value in FULL.items() if name != "block_type"}  # LayerScale shows it
     converted = from_checkpoint(tmp_path / "deit3.pth", image_size=48, **told)
     assert converted.model.config.layer_scale_init_value is not None
     assert max(stage_differences(module, converted.model, pixels_for(module)).values()) == 0.0

@@ -1,4 +1,4 @@
-"""What timm's NaFlexVit has beside other classes: images of many sizes in one batch of patches."""
+"""Special features of timm's NaFlexVit: images of many sizes in one batch of patches."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from tests.sources.timm_models import (
 )
 from tests.tiny import difference
 
-GRIDS = [(3, 5), (5, 2), (1, 7), (3, 5), (4, 4)]  # (3, 5) is the native one
+GRIDS = [(3, 5), (5, 2), (1, 7), (3, 5), (4, 4)]  # (3, 5) is the native grid
 
 
 def patches(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -45,7 +45,7 @@ def test_the_table_is_that_of_the_installed_timm() -> None:
     assert len(NAFLEX.architectures) == 14
 
 
-# timm's convolution takes no patches.
+# timm's convolution does not accept patches.
 @variants([case for case in NAFLEX_VARIANTS if "embed_proj_type" not in case[1]])
 def test_the_logits_of_patches_of_many_sizes_are_timms(name: str, arguments: dict[str, Any]) -> None:
     for dtype, allowed in ((torch.float32, TOLERANCE), (torch.bfloat16, 3e-2)):
@@ -67,9 +67,9 @@ def test_the_gradients_are_timms(name: str) -> None:
     for parameter in model.parameters():
         assert parameter.grad is not None
         parameter.data = parameter.grad
-    ours = to_module(model, "timm", layout="naflexvit").state_dict()  # gives the gradients their names and shapes
+    ours = to_module(model, "timm", layout="naflexvit").state_dict()  # maps the gradients to timm's names and shapes
     for key, parameter in module.named_parameters():
-        if parameter.grad.abs().max() > 1e-6:  # not that of a bias of all keys
+        if parameter.grad.abs().max() > 1e-6:  # key biases have only rounding errors
             assert difference(ours[key], parameter.grad) <= 1e-4, key
 
 

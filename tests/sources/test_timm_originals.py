@@ -1,4 +1,4 @@
-"""Original files of DINOv3, EVA-02 and Perception Encoder, by the numbers of timm with the same weights."""
+"""Original files of DINOv3, EVA-02 and Perception Encoder, compared with timm with the same weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ def renamed(tensors: Tensors, *swaps: tuple[str, str]) -> Tensors:
 
 
 def dinov3(state: Tensors) -> Tensors:
-    """Return the tensors of timm's model as DINOv3's own file has them."""
+    """Return the tensors of timm's model under the names of DINOv3's own file."""
     width = state["cls_token"].shape[-1]
     for number in range(DEPTH):
         block = f"blocks.{number}.attn."
@@ -50,7 +50,7 @@ def dinov3(state: Tensors) -> Tensors:
 
 
 def eva02(state: Tensors) -> Tensors:
-    """Return the tensors of timm's model as EVA-02's own file has them."""
+    """Return the tensors of timm's model under the names of EVA-02's own file."""
     swaps = [("mlp.norm", "mlp.ffn_ln"), ("attn.norm", "attn.inner_attn_ln"), ("mlp.fc2", "mlp.w3"),
              ("mlp.fc1_g", "mlp.w1"), ("mlp.fc1_x", "mlp.w2"), ("mlp.fc1", "mlp.w12"), ("q_proj.bias", "q_bias"),
              ("v_proj.bias", "v_bias")]  # fmt: skip
@@ -59,7 +59,7 @@ def eva02(state: Tensors) -> Tensors:
 
 
 def perception(state: Tensors) -> Tensors:
-    """Return the tensors of timm's model as Perception Encoder's own file has them, beside a text tower."""
+    """Return the tensors of timm's model under the names of Perception Encoder's own file, beside a text tower."""
     pooled = [(f"attn_pool.{name}", f"attn_pool.attn.{name}") for name in ("q", "kv", "proj")]
     state = renamed(
         state, *pooled, ("attn_pool.latent", "attn_pool.probe"), ("attn_pool.norm", "attn_pool.layernorm"),
@@ -100,7 +100,7 @@ CASES: dict[str, Callable[[Tensors], Tensors]] = {
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[str, nn.Module, Tensors]]:
-    """Return a function that makes a small architecture known: its name, timm's model, and the original tensors."""
+    """Return a function that registers a small architecture; it returns its name, timm's model and original tensors."""
 
     def make(name: str) -> tuple[str, nn.Module, Tensors]:
         small = {"img_size": image_size(name), "embed_dim": 56, "num_heads": HEADS, "depth": DEPTH}

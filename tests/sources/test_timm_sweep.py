@@ -1,6 +1,6 @@
-"""All entrypoints of timm that open: small with random parameters, and at their own width.
+"""All supported entrypoints of timm: small models with random parameters, and models at their own width.
 
-What is measured is recorded for the table in the docs (tests/sources/sweep.py).
+The measurements are recorded for the table in the docs (tests/sources/sweep.py).
 """
 
 from typing import Any
@@ -40,13 +40,13 @@ from tests.tiny import difference
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENTRYPOINTS)
 def test_an_entrypoint_opens_with_equal_numbers_and_exports_back(name: str) -> None:
-    # A deep ResNet takes as long as all else: there is only one, for images of any size.
+    # A deep ResNet takes as long as everything else: there is only one, for images of any size.
     deep = bool(ENTRYPOINTS[name].get("stem_depths"))
     module = tiny_timm(name, depth=2, **{"dynamic_img_size": True} if deep else {})
     model = from_module(module)
     found = stage_differences(module, model, pixels_for(module))
     assert max(found.values()) <= rounding(module), found
-    layout = "naflexvit" if name in NAFLEX.architectures else None  # a plain model can have these tensors too
+    layout = "naflexvit" if name in NAFLEX.architectures else None  # a plain model can have the same tensors
     assert same_tensors(module, to_module(model, "timm", layout=layout))
 
     if not deep:
@@ -68,7 +68,7 @@ def test_an_entrypoint_opens_with_equal_numbers_and_exports_back(name: str) -> N
 
 
 def resized_difference(name: str, module: Any, model: Any) -> float | None:
-    """Return the difference for images of another size; None for partial patches, which timm takes at one size only."""
+    """Return the difference for another image size; None for partial patches, which timm supports at one size only."""
     patch = ENTRYPOINTS[name]["patch_size"]
     size, limit = (4 * patch, 2 * patch), TOLERANCE
     if image_size(name)[0] % patch:

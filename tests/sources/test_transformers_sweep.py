@@ -1,6 +1,6 @@
-"""Every supported class of transformers: float32, bfloat16, another resolution, the export, and at its own size.
+"""Every supported class of transformers: float32, bfloat16, another resolution, export, and models at full size.
 
-What is measured is recorded for the table in the docs (tests/sources/sweep.py).
+The measurements are recorded for the table in the docs (tests/sources/sweep.py).
 """
 
 import os
@@ -33,12 +33,12 @@ from tests.sources.transformers_models import (
     unread_by,
 )
 
-# transformers' root mean square is rounded to 8 bits before the gain, torch's after it; SigLIP's pooling head, and the
-# convolution that decodes masked patches (here a dense layer), sum in another order: as far apart as a few roundings.
+# transformers rounds its RMSNorm to 8 bits before the gain, torch after it. SigLIP's pooling head and the convolution
+# that decodes masked patches (here a dense layer) sum in a different order. The differences are a few roundings.
 BFLOAT16_REORDERED = 4e-2
 
-# How a class is made to accept another size than its own; None if it does not (MAE counts its patches, masked-image
-# models and AIMv2 their own grid).
+# How to make a class accept another image size, or None if it does not (MAE checks the number of patches; masked-image
+# models and AIMv2 require their own grid).
 INTERPOLATED = {"interpolate_pos_encoding": True}
 RESIZED: dict[str, dict[str, Any] | None] = {
     "Dinov2": {}, "DINOv3": {}, "Sapiens2": {}, "InternVL": {}, "DepthAnything": {}, "PromptDepthAnything": {},
@@ -58,7 +58,7 @@ def opened(module: Any, attention: str = "eager") -> Any:
 
 
 def layout_of(module: Any) -> str:
-    """Return the class that opens, of a module that may hold more."""
+    """Return the class that opens; it may be a part of the module."""
     name = type(module).__name__
     return CONTAINERS[name].holds if name in CONTAINERS else name
 
@@ -102,12 +102,12 @@ def test_halves_are_the_sources_too(case: str) -> None:
 def test_the_position_table_is_resampled_as_in_the_source(case: str) -> None:
     module = tiny_transformers(case)
     options = next((value for start, value in RESIZED.items() if case.startswith(start)), INTERPOLATED)
-    if options is None or "Masked" in case:  # the class itself takes no other size
+    if options is None or "Masked" in case:  # the class itself accepts no other size
         expected = "bicubic_antialias" if case.startswith("Aimv2") else "bicubic"
         assert from_module(module).config.position_resampling == expected
         return
     if len(set(size_of(module))) > 1:
-        # Of its own size, patches and image may be oblong; interpolating takes squares.
+        # At its own size, patches and image may be oblong; interpolation requires squares.
         module.config.image_size, module.config.patch_size = 56, 14
         module = randomize_(type(module)(module.config)).eval()
         module.set_attn_implementation("eager")

@@ -24,12 +24,12 @@ from tests.sources.transformers_models import tiny_transformers
 SCRIPT = ROOT / "examples" / "verify_public_checkpoints.py"
 spec: Any = importlib.util.spec_from_file_location("verify_public_checkpoints", SCRIPT)
 script: Any = importlib.util.module_from_spec(spec)
-sys.modules["verify_public_checkpoints"] = script  # dataclasses look their module up
+sys.modules["verify_public_checkpoints"] = script  # dataclasses look up their module
 spec.loader.exec_module(script)
 
 
 def checkpoints(folder: Path) -> dict[str, str]:
-    """Save a small random checkpoint of every source, by its own package where there is one; return the arguments."""
+    """Save a small random checkpoint of every source, with its own package if there is one; return the arguments."""
     module = timm.create_model("vit_tiny_patch16_224", img_size=(48, 64), embed_dim=56, num_heads=7, depth=3)
     arguments = {"img_size": (48, 64), "embed_dim": 56, "num_heads": 7, "depth": 3}
     save_for_hf(
@@ -71,7 +71,7 @@ def test_a_checkpoint_of_every_source_passes(tmp_path: Path) -> None:
     assert code == 0
     assert {row[0] for row in rows} == set(script.PEERS)
     assert all(float(row[3]) <= 1e-5 for row in rows)
-    assert [row[5] for row in rows[:4]] == ["0.0e+00"] * 4  # timm's and transformers' own preparation, bit for bit
+    assert [row[5] for row in rows[:4]] == ["0.0e+00"] * 4  # timm's and transformers' own preprocessing, bit for bit
 
 
 def test_one_that_differs_and_one_that_is_broken_make_the_script_fail_and_the_others_are_checked(

@@ -1,4 +1,4 @@
-"""vit-pytorch, live and on file: every layout that its plain ViTs ever had, against the releases themselves."""
+"""vit-pytorch, live and in files: every layout of its plain ViTs, compared with the releases themselves."""
 
 import importlib
 import importlib.metadata
@@ -28,15 +28,15 @@ NOW = "now"
 
 @dataclass(frozen=True)
 class Case:
-    """A model of one release, with what its live module and its state dict do not say."""
+    """A model of one release, with the settings that its live module and state dict do not show."""
 
     release: str
     file: str
     layout: str
     kind: str = "ViT"
     arguments: dict[str, Any] = field(default_factory=dict)
-    square: bool = False  # the oldest releases knew no other images
-    image_size_is_told: bool = False  # the live module has a table of sines and cosines
+    square: bool = False  # the oldest releases only support square images
+    image_size_is_told: bool = False  # the live module has a sine-cosine table
 
     def __str__(self) -> str:
         options = [str(value) for value in self.arguments.values()]
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def record(self) -> dict[str, str]:
-        """What the table in the docs says of the source."""
+        """Return the fields that identify the source in the table of the docs."""
         name = self.file if self.file not in ("vit_pytorch", "vit") else "ViT"
         options = [f"{name}={value}" for name, value in self.arguments.items() if name not in SMALL]
         release = importlib.metadata.version("vit-pytorch") if self.release == NOW else self.release
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments of the class: unequal primes wherever it lets us."""
+        """Return the arguments of the class: unequal primes where possible."""
         sizes: dict[str, Any] = {"image_size": (10, 21), "patch_size": (5, 7), "channels": 2}
         if self.square:
             sizes = {"image_size": 25, "patch_size": 5, "channels": 2}
@@ -77,13 +77,13 @@ class Case:
 
     def build(self, seed: int = 0) -> nn.Module:
         settings = {**self.settings}
-        if self.kind == "CaiT":  # always of three channels
+        if self.kind == "CaiT":  # always has three channels
             del settings["channels"]
         return randomize_(self.kind_of_module(**settings), seed).eval()
 
     @property
     def hints(self) -> dict[str, Any]:
-        """What the state dict does not say; pooling and layout where the names are those of several."""
+        """Return settings that the state dict does not show; also pooling and layout if the names are ambiguous."""
         patch_size = self.settings["patch_size"]
         hints: dict[str, Any] = {
             "num_attention_heads": self.settings["heads"],
@@ -100,7 +100,7 @@ class Case:
         return {} if self.square or self.image_size_is_told else {"image_size": self.image_size}
 
     def images(self, batch: int = 2) -> torch.Tensor:
-        """Ordinary, nearly constant and huge pixels, which show a wrong epsilon; the first release took one image."""
+        """Return ordinary, nearly constant and huge pixels, to detect a wrong epsilon; one for the first release."""
         images = torch.randn(batch, self.settings["channels"], *self.image_size)
         images[-1] *= 1e-3
         images[0, :, : self.image_size[0] // 2] *= 30
@@ -111,7 +111,7 @@ SQUARE: dict[str, Any] = {"square": True}
 MEAN: dict[str, Any] = {"arguments": {"pool": "mean"}}
 SIMPLE: dict[str, Any] = {"kind": "SimpleViT"}
 FIXED: dict[str, Any] = {"kind": "SimpleViT", "image_size_is_told": True}
-SMALL: dict[str, Any] = {"image_size": (10, 20), "patch_size": 5}  # its patches are squares
+SMALL: dict[str, Any] = {"image_size": (10, 20), "patch_size": 5}  # with square patches
 CAIT: dict[str, Any] = {"cls_depth": 4, "channels": 3}
 
 CASES = [
@@ -205,7 +205,7 @@ CASES = [
     Case("1.15.7", "distill", "vit 1.4.0", kind="DistillableViT"),
     Case(NOW, "distill", "vit 1.17.3", kind="DistillableViT", **MEAN),
 ]
-# Their attention is torch's own kernel, so only the other tests say 0.0 of them.
+# Their attention is torch's own kernel, so the comparison that requires 0.0 leaves them out.
 FLASH = [
     Case("1.2.9", "simple_flash_attn_vit", "simple_vit 1.0.0", **SIMPLE),
     Case(NOW, "simple_flash_attn_vit", "simple_vit 1.0.0", **SIMPLE),
@@ -216,7 +216,7 @@ def outputs(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     """Return the logits of any model, or its features if it has no classifier."""
     with torch.no_grad():
         result = model(images)
-    if isinstance(result, tuple):  # vit_with_decorr adds its loss
+    if isinstance(result, tuple):  # vit_with_decorr also returns a loss
         return result[0]
     if isinstance(result, torch.Tensor):
         return result
@@ -224,7 +224,7 @@ def outputs(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 
 def tokens_between_blocks(module: nn.Module, case: Case, images: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tokens before each block of vit-pytorch's model, and after the last one before any norm."""
+    """Return the tokens before each block of vit-pytorch's model, and after the last block before any norm."""
     caught: list[torch.Tensor] = []
     transformer = module.get_submodule("patch_transformer" if case.kind == "CaiT" else "transformer")
     first_halves = (
@@ -247,7 +247,7 @@ def tokens_between_blocks(module: nn.Module, case: Case, images: torch.Tensor) -
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The project's measure: the largest difference as a share of the largest value."""
+    """Return the largest difference relative to the largest value, the project's measure."""
     assert a.shape == b.shape
     return ((a - b).abs().max() / b.abs().max()).item()
 
@@ -270,7 +270,7 @@ def test_a_model_opens_live_and_from_its_file_and_goes_back_bit_for_bit(case: Ca
     theirs, images = case.build(), case.images()
     state, expected = theirs.state_dict(), outputs(theirs, images)
     live = from_module(theirs, **case.live_hints)
-    live.set_attn_implementation("sdpa")  # another order of operations
+    live.set_attn_implementation("sdpa")  # a different order of operations
     fused = distance(outputs(live, images), expected)
     assert fused <= 1e-5
     record({**case.record, "logits" if case in FLASH else "fused": fused})
@@ -304,7 +304,7 @@ def test_a_model_opens_live_and_from_its_file_and_goes_back_bit_for_bit(case: Ca
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.release == NOW], ids=str)
 def test_live_module_of_today_comes_back_live(case: Case) -> None:
-    if case.file in ("vit_with_decorr", "distill"):  # these come back as the ViT that they are
+    if case.file in ("vit_with_decorr", "distill"):  # exported as the ViT inside
         case = Case(
             NOW, "vit", case.layout, arguments={name: case.arguments[name] for name in case.arguments if name == "pool"}
         )
@@ -317,7 +317,7 @@ def test_live_module_of_today_comes_back_live(case: Case) -> None:
 
 
 def small(kind: type[nn.Module] = ViT, **arguments: Any) -> nn.Module:
-    """Return today's class, small and with every parameter random."""
+    """Return a small model of the installed release with random parameters."""
     sizes = {"image_size": (15, 28), "patch_size": (5, 7), "num_classes": 11, "dim": 20, "depth": 3, "heads": 3}
     return randomize_(kind(**{**sizes, "mlp_dim": 29, "dim_head": 13, **arguments})).eval()
 
@@ -344,7 +344,7 @@ def test_computed_positions_fit_any_grid_as_in_the_releases_that_computed_them()
     assert distance(outputs(ours, images), outputs(theirs, images)) == 0
 
 
-# What else a live module says
+# Other settings read from live modules
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
@@ -525,7 +525,7 @@ def test_convolution_exports_back_as_a_dense_layer_over_the_pixels(tmp_path: Pat
     arguments = {"pool": "mean", "dim": 21, "heads": 7, "dim_head": 3, "num_classes": 11}
     theirs = Case("0.19.6", "vit", "", arguments=arguments).build()
     theirs.load_state_dict(safetensors.torch.load_file(tmp_path / "vit.safetensors"))
-    assert distance(outputs(theirs, images), outputs(ours, images)) <= 1e-5  # a convolution sums in another order
+    assert distance(outputs(theirs, images), outputs(ours, images)) <= 1e-5  # a convolution sums in a different order
 
 
 def test_export_lists_all_parts_that_have_no_place() -> None:

@@ -1,4 +1,4 @@
-"""Bare files of vit-pytorch, opened with correct hints: the module's outputs, or refused."""
+"""Bare files of vit-pytorch, opened with correct hints: the module's outputs, or an error."""
 
 import importlib
 import inspect
@@ -21,13 +21,13 @@ from tests.sources.test_families import CLASSES, build
 from tests.sources.truthful import TOLERANCE, Tally, logits_differ_by, open_truthfully
 
 NOW = "1.26.11"
-# Files whose models are those of another file.
-SQUARE = {"deepvit", "cait", "vit_for_small_dataset"}  # their patches are squares
+# Files whose models are the same as another file's.
+SQUARE = {"deepvit", "cait", "vit_for_small_dataset"}  # with square patches
 SAME = {"simple_flash_attn_vit": "simple_vit", "simple_vit_with_patch_dropout": "simple_vit", "distill": "vit"}
 
 
 class FirstOutput(nn.Module):
-    """A model that returns a loss with its logits, called image by image, as the first release requires."""
+    """Wrap a model that returns a loss with its logits; call it image by image, as the first release requires."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -40,12 +40,12 @@ class FirstOutput(nn.Module):
 
 @dataclass(frozen=True)
 class Truth:
-    """How a model was built, as its owner knows it.
+    """The owner's knowledge of how a model was built.
 
     Args:
         file: The file of the package.
-        release: Of the package.
-        arguments: Of the class.
+        release: Release of the package.
+        arguments: Arguments of the class.
     """
 
     file: str
@@ -63,7 +63,7 @@ class Truth:
         return self.layout(candidates) if name == "layout" else answers.get(name)
 
     def layout(self, candidates: Sequence[object]) -> object | None:
-        """Return the newest of the candidates that this file had by then."""
+        """Return the newest candidate that this file had in this release."""
         file = RENAMED_FILES.get(self.file, self.file)
         known = [str(title).split() for title in candidates]
         mine = [
@@ -77,7 +77,7 @@ def number(release: str) -> tuple[int, ...]:
 
 
 def equal_or_refused(module: nn.Module, truth: Truth, path: Path, shape: Sequence[int], **options: Any) -> str:
-    """Return why a bare file was refused; nothing where it opened, with the numbers of the module."""
+    """Return why a bare file was refused, or an empty text if it opened with the outputs of the module."""
     torch.save(module.state_dict(), path)
     outcome = open_truthfully(path, truth, **options)
     if outcome.converted is None:
@@ -89,7 +89,7 @@ def equal_or_refused(module: nn.Module, truth: Truth, path: Path, shape: Sequenc
 
 # Every class of the package
 
-# What makes the names of a class fewer, and more like those of others.
+# Options that remove names from a class, so that it resembles others.
 OPTIONS: dict[str, dict[str, Any]] = {
     "attn_residual_with_dca_simple_vit.SimpleViT": {"gate": False},
     "na_vit_nested_tensor.NaViT": {"qk_rmsnorm": False},
@@ -101,14 +101,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "vat.ViT": {"num_register_tokens": 0},
     "vit_nd.ViTND": {"pool": "mean"},
 }
-REFUSED_WITH = {"na_vit_nested_tensor.NaViT"}  # open without these options
-# Tools around a model, and an encoder without a head of its own, which no name tells from others.
+REFUSED_WITH = {"na_vit_nested_tensor.NaViT"}  # supported without these options
+# Wrappers around a model, and an encoder without a head, which its names do not distinguish from others.
 AROUND = {"learnable_memory_vit.Adapter", "efficient.ViT", "distill.DistillableEfficientViT"}
 STUDENTS = {"distill.DistillableT2TViT": "t2t"}
 
 
 def built_with(name: str, options: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-    """Return a model of today and the arguments that it was built with."""
+    """Return a model of the installed release, and the arguments it was built with."""
     file, kind = CLASSES[name]
     said: dict[str, Any] = {}
 
@@ -137,7 +137,7 @@ def test_a_file_of_any_class_opens_with_its_numbers_or_is_refused_by_its_name(
     file, kind = CLASSES[name]
     try:
         module, said = built_with(name, OPTIONS[name] if options else {})
-    except TypeError:  # a student of distillation cannot be derived from again
+    except TypeError:  # a distillation student cannot be subclassed
         module, said = build(file, kind), {}
     said = {"image_size": 32, "patch_size": 8, **said}
     if all(parameter.numel() for parameter in module.parameters()):
@@ -156,7 +156,7 @@ def classes_of(release: str) -> Iterator[tuple[str, type[nn.Module]]]:
             continue
         try:
             file = vit_pytorch_release(release, path.stem)
-        except ImportError:  # of audio, which needs a package of its own
+        except ImportError:  # an audio model, which needs another package
             continue
         for kind in vars(file).values():
             own = inspect.isclass(kind) and issubclass(kind, nn.Module) and kind.__module__ == file.__name__
@@ -172,18 +172,18 @@ def test_a_file_of_any_class_of_an_old_release_opens_with_its_numbers_or_is_refu
     opened = 0
     for file, kind in classes_of(release):
         if file == "t2t" and number(release) < (0, 35) and not NIGHTLY:
-            continue  # of 800 million parameters, at any size
+            continue  # has 800 million parameters at any size
         taken = inspect.signature(kind).parameters
         try:
             module = build(file, kind)
-        except (AssertionError, AttributeError, TypeError, ValueError):  # wants other sizes than the rest
+        except (AssertionError, AttributeError, TypeError, ValueError):  # needs other sizes than the rest
             continue
         said = {name: value for name, value in SIZES.items() if name in taken}
         truth = Truth(file, release, said)
         if all(parameter.numel() for parameter in module.parameters()):
             randomize_(module)
         opened += not equal_or_refused(module.eval(), truth, tmp_path / "vit.pt", (3, 32, 32))
-    assert opened or release in ("0.2.7", "0.3.0", "0.4.0", "0.6.6", "0.6.8")  # which want more patches
+    assert opened or release in ("0.2.7", "0.3.0", "0.4.0", "0.6.6", "0.6.8")  # these need more patches
 
 
 SIZES: dict[str, Any] = {"image_size": 32, "patch_size": 8, "image_patch_size": 8, "heads": 3, "channels": 3}
@@ -240,11 +240,11 @@ def drawn(rng: random.Random) -> tuple[nn.Module, Truth, tuple[int, int, int]]:
         if "dim_head" not in taken:
             arguments["dim"] = heads * head_dim
         arguments["dim"] += -arguments["dim"] % (heads if "dim_head" not in taken else 1)
-        if "simple" in file or file == "vit_3d":  # of sines and cosines, in four or six parts
+        if "simple" in file or file == "vit_3d":  # sine-cosine positions in four or six parts
             arguments["dim"] += -arguments["dim"] % 12
         try:
             model = kind(**{name: value for name, value in arguments.items() if name in taken})
-        except AssertionError:  # too few patches for the releases of one winter
+        except AssertionError:  # too few patches for some releases
             continue
         said = {name: value for name, value in arguments.items() if name in taken}
         return randomize_(model, rng.randint(0, 99)).eval(), Truth(file, release, said), (channels, *size)

@@ -1,4 +1,4 @@
-"""vit-pytorch's NaViT: images of many sizes, packed there and here."""
+"""vit-pytorch's NaViT: packed images of many sizes."""
 
 import copy
 import importlib.metadata
@@ -28,7 +28,7 @@ SIZES = ((24, 56), (40, 16), (8, 8), (40, 56), (16, 24))
 
 
 def navit(kind: Any = NaViT, **changes: Any) -> nn.Module:
-    """Return a random model; the shifts of its norms, which are buffers, are random too."""
+    """Return a random model; shifts of its norms, which are buffers, are also random."""
     module = kind(**{**SETTINGS, **changes}).eval()
     randomize_(module)
     for name, buffer in module.named_buffers():
@@ -58,7 +58,7 @@ def images() -> list[torch.Tensor]:
 
 
 def packed(pictures: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the inputs of our model: all patches one after the other."""
+    """Return the inputs of our model: the concatenated patches of all images."""
     cut = [cut_patches(picture[None], 8, 8).reshape(-1, 128) for picture in pictures]
     return {"pixel_values": torch.cat(cut), "spatial_shapes": shapes(pictures)}
 
@@ -118,7 +118,7 @@ def test_a_file_opens_and_goes_back_bit_for_bit(make: Any, tmp_path: Path) -> No
     again = to_module(ours, "vit_pytorch")
     assert type(again) is type(theirs)
     assert torch.equal(again.eval()(images()), theirs(images()))
-    again.train()(images()).sum().backward()  # with the dropout of patches that the model had
+    again.train()(images()).sum().backward()  # with the model's patch dropout
     if make is navit:
         measured("na_vit", "installed", way_back_bit_exact=True)
 
@@ -156,14 +156,14 @@ def test_gradients_are_those_of_the_package(make: Any) -> None:
     (ours(**packed(pictures)).logits * weights).sum().backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
     theirs.load_state_dict(gradients, strict=False)
-    expected = from_module(theirs).state_dict()  # the gradients in the place of the weights, converted as they are
+    expected = from_module(theirs).state_dict()  # gradients are converted in place of the weights
     trained = {name: parameter for name, parameter in ours.named_parameters() if parameter.requires_grad}
     assert all(parameter.grad is not None for parameter in trained.values())
     if make is navit:
-        assert len(trained) == len(gradients) + 3  # keys and values are one tensor there
+        assert len(trained) == len(gradients) + 3  # theirs has one tensor for keys and values
         assert len(gradients) == sum(1 for _ in theirs.parameters())
     else:
-        # The package detaches what it makes nested tensors of: the embeddings and the query get no gradients there.
+        # The package detaches inputs of nested tensors: its embeddings and query get no gradients.
         assert {name.partition(".")[0] for name in gradients} == {"transformer", "attn_pool", "mlp_head"}
         without = ("vit.embeddings.", "vit.pooler.query")
         trained = {name: parameter for name, parameter in trained.items() if not name.startswith(without)}

@@ -1,4 +1,4 @@
-"""vit-pytorch's models in which one part of the plain ViT is another: gradients, bfloat16, folders, other sizes."""
+"""vit-pytorch's models that replace one part of the plain ViT: gradients, bfloat16, folders, other sizes."""
 
 import pkgutil
 import re
@@ -33,14 +33,14 @@ def test_every_relative_has_a_case() -> None:
 
 @relatives
 def test_gradients_are_those_of_the_package(case: Case) -> None:
-    # In float64: the gradient of a temperature is a sum of terms that cancel, of which rounding leaves more than 1e-5.
+    # In float64, because terms in the gradient of a temperature cancel: in float32 rounding exceeds 1e-5.
     theirs, images = case.build().double(), case.images(batch=3).double()
     ours = opened(theirs, case).double()
     weights = torch.randn(3, 7, dtype=torch.float64)
     (theirs(images) * weights).sum().backward()
     (ours(images).logits * weights).sum().backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    theirs.load_state_dict(gradients)  # in the place of the weights, to be converted as they are
+    theirs.load_state_dict(gradients)  # in place of the weights, to be converted
     expected = from_module(theirs, **case.live_hints).state_dict()
     for name, parameter in ours.named_parameters():
         assert distance(parameter.grad, expected[name]) <= 1e-10, name
@@ -49,7 +49,7 @@ def test_gradients_are_those_of_the_package(case: Case) -> None:
 @relatives
 def test_bfloat16_has_the_same_logits(case: Case) -> None:
     theirs, images = case.build().bfloat16(), case.images().bfloat16()
-    # The package rounds after each branch, ours and timm's after all of them.
+    # The package rounds after each branch, plain-vit and timm after all branches.
     rounding = 2**-7 if case.arguments.get("num_parallel_branches", 2) > 2 else 0
     assert distance(outputs(opened(theirs, case), images), outputs(theirs, images)) <= rounding
 
@@ -67,7 +67,7 @@ def test_smaller_images_have_the_logits_of_the_package(case: Case) -> None:
     theirs = case.build()
     rows, columns = (side - pixels for side, pixels in zip(case.image_size, pair_of(case), strict=True))
     images = torch.randn(2, case.settings["channels"], rows, columns)
-    # Products of so few tokens take another order of sums where queries and keys are parts of one tensor.
+    # With few tokens, products sum in a different order if queries and keys are parts of one tensor.
     assert distance(outputs(opened(theirs, case), images), outputs(theirs, images)) <= 1e-5
 
 

@@ -21,7 +21,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def recorded(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Record two lines of one source, and one of each other package."""
+    """Record two lines of one source, and one line of each other package."""
     monkeypatch.setenv("PLAIN_VIT_SWEEP", str(path))
     record({"source": "timm vit_a", "logits": 0.0, "bfloat16": 0.25, "timm": "1.0.9", "torch": "2.11.0+cpu"})
     record({"source": "timm vit_a", "way_back_bit_exact": True})

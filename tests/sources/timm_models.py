@@ -1,4 +1,4 @@
-"""Small models of timm's entrypoints with randomised parameters, and differences of two models at all stages."""
+"""Small models of timm's entrypoints with randomised parameters, and differences between two models by stage."""
 
 import functools
 from pathlib import Path
@@ -19,12 +19,12 @@ from plain_vit.errors import AmbiguousCheckpointError
 from tests.conftest import randomize_
 from tests.tiny import difference
 
-# The arguments of all entrypoints that open, of all classes.
+# Arguments of all supported entrypoints of all classes.
 ENTRYPOINTS: dict[str, Any] = dict(plain_names().architectures)
 for constructor in CONSTRUCTORS:
     ENTRYPOINTS |= constructor.architectures
 
-# One line for each kind of block, norm, MLP, token, head and position that the 179 entrypoints have.
+# One line for each kind of block, norm, MLP, token, head and position in the 179 entrypoints.
 REPRESENTATIVES = [
     "vit_base_patch16_224",  # plain
     "deit_small_distilled_patch16_224",  # distillation token and head
@@ -45,13 +45,13 @@ REPRESENTATIVES = [
     "vit_small_r26_s32_224",  # a ResNet of four stages
 ]
 
-# One line for each kind of rotation, block, norm, MLP, projection, head and position that the entrypoints of Eva have.
+# One line for each kind of rotation, block, norm, MLP, projection, head and position in the entrypoints of Eva.
 EVA_REPRESENTATIVES = [
     "vit_small_patch16_dinov3",  # DINOv3: centred coordinates, halves, registers, no bias
     "vit_small_plus_patch16_dinov3_qkvb",  # the same with a gated MLP, and biases on queries and values
     "vit_7b_patch16_dinov3",  # another alignment of its MLP
     "eva_giant_patch14_224",  # no rotation, biases on queries and values
-    "eva02_tiny_patch14_336",  # EVA-02: another grid than that of the rotation, a packed MLP, one projection
+    "eva02_tiny_patch14_336",  # EVA-02: a grid that differs from the rotation's, a packed MLP, one projection
     "eva02_base_patch14_448",  # three projections, a norm inside the gated MLP
     "eva02_large_patch14_clip_336",  # a norm inside the attention
     "eva02_enormous_patch14_clip_224",  # norms at the end of the residual branches
@@ -64,7 +64,7 @@ EVA_REPRESENTATIVES = [
     "vit_large_patch16_sapiens2",  # keys and values shared by queries in some blocks, LayerScale on the attention alone
 ]
 
-# The same of Beit and VisionTransformerRelPos, with arguments that no entrypoint has.
+# The same for Beit and VisionTransformerRelPos, with additional arguments.
 TABLES = {"rel_pos_type": "bias"}
 EPSILON = {"norm_layer": functools.partial(nn.LayerNorm, eps=1e-5)}
 RELATIVE_VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -101,7 +101,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *NAFLEX_VARIANTS,
 ]
 
-# Whose operations are in another order, and by how much their numbers may be off: the rest is equal.
+# Models with a different order of operations, and their tolerance; all others are equal.
 REORDERED = {
     "ParallelScalingBlock": "timm multiplies by all first layers at once, and adds their bias afterwards",
     "DiffParallelScalingBlock": "timm multiplies by all first and by all last layers at once",
@@ -119,11 +119,11 @@ def variants(quick: list[tuple[str, dict[str, Any]]], *slow: tuple[str, dict[str
 
 
 def is_reordered(module: Any) -> bool:
-    """Return whether timm computes in another order than ours.
+    """Return whether timm's order of operations differs from ours.
 
-    A bias of three dimensions, that of Beit's blocks together, takes torch's unfused kernel. Without a token before the
-    patches, tokens of VisionTransformerRelPos are transposed in memory: their products, where no norm comes before, and
-    their mean add up in another order. So do means and products of some kinds of NaFlexVit.
+    Beit's shared bias has three dimensions, for which torch uses an unfused kernel. If VisionTransformerRelPos has no
+    token before the patches, its tokens are transposed in memory: products without a norm before them, and the mean,
+    sum in a different order. The same holds for means and products of some kinds of NaFlexVit.
     """
     if getattr(module, "rel_pos_bias", None) is not None or type(module.blocks[0]).__name__ in REORDERED:
         return True
@@ -132,7 +132,7 @@ def is_reordered(module: Any) -> bool:
 
 
 def rounding(module: Any) -> float:
-    """Return how far a model's numbers may be off."""
+    """Return the tolerance for a model."""
     if not is_reordered(module):
         return 0.0
     return TOLERANCE if next(module.parameters()).dtype == torch.float32 else BFLOAT16_REORDERED
@@ -144,19 +144,19 @@ def layout_of(module: Any) -> str | None:
 
 
 def image_size(name: str) -> tuple[int, int]:
-    """Return a small size, not square, of 3 x 5 patches of the entrypoint; where its own is none, partial patches."""
+    """Return a small size of 3 x 5 patches, with partial patches if the entrypoint's own size has them."""
     patch, size = ENTRYPOINTS[name]["patch_size"], ENTRYPOINTS[name]["img_size"]
     rest = (size if isinstance(size, int) else size[0]) % patch
     return 3 * patch + rest, 5 * patch + rest
 
 
 def tiny_timm(name: str, **arguments: Any) -> Any:
-    """Return timm's entrypoint at a small geometry, in evaluation mode, every parameter random."""
+    """Return timm's entrypoint at a small geometry, in evaluation mode, with random parameters."""
     return randomize_(timm.create_model(name, **small_arguments(name, **arguments))).eval()
 
 
 def small_arguments(name: str, **arguments: Any) -> dict[str, Any]:
-    """Return the arguments of a small geometry, and others."""
+    """Return the arguments of a small geometry, updated with others."""
     geometry = {"pos_embed_grid_size": (3, 5)} if name in NAFLEX.architectures else {"img_size": image_size(name)}
     small = {**geometry, "embed_dim": 56, "num_heads": 7, "depth": 3, "num_classes": 11, **arguments}
     if "num_kv_heads" in ENTRYPOINTS[name] and name not in NAFLEX.architectures:
@@ -165,7 +165,7 @@ def small_arguments(name: str, **arguments: Any) -> dict[str, Any]:
 
 
 def pixels_for(module: Any, seed: int = 1, size: tuple[int, int] | None = None) -> torch.Tensor:
-    """Return normalised pixels of the module's own size, or of another, in its dtype."""
+    """Return normalised pixels of the module's own or another size, in its dtype."""
     height, width = size or (module.patch_embed.img_size if hasattr(module, "patch_embed") else (48, 80))
     pixel_values = torch.randn(2, module.in_chans, height, width, generator=torch.Generator().manual_seed(seed))
     return pixel_values.to(next(module.parameters()).dtype)
@@ -195,26 +195,26 @@ def same_tensors(one: nn.Module, other: nn.Module) -> bool:
 
 
 def save_bare(module: nn.Module, path: Path) -> Path:
-    """Save the tensors alone."""
+    """Save only the tensors."""
     save_file({name: tensor.contiguous() for name, tensor in module.state_dict().items()}, path)
     return path
 
 
 def meta_state(name: str, **arguments: Any) -> dict[str, torch.Tensor]:
-    """Return an entrypoint's tensors, without values."""
+    """Return an entrypoint's tensors on the meta device."""
     with torch.device("meta"):
         return timm.create_model(name, **arguments).state_dict()
 
 
 def asked_of(tensors: Any, **hints: Any) -> AmbiguousCheckpointError:
-    """Return what is asked about a state dict."""
+    """Return the error with the questions about a state dict."""
     with pytest.raises(AmbiguousCheckpointError) as caught:
         TIMM.describe_checkpoint(tensors, {}, Hints(**hints))
     return caught.value
 
 
 def as_timm(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return padded patches as the dict that timm's NaFlexVit takes, as its collator makes it."""
+    """Return padded patches as the dict from timm's collator, which NaFlexVit takes."""
     coordinates = torch.zeros(*inputs["pixel_values"].shape[:2], 2, dtype=torch.long)
     for row, (h, w) in zip(coordinates, inputs["spatial_shapes"].tolist(), strict=True):
         row[: h * w] = torch.cartesian_prod(torch.arange(h), torch.arange(w))

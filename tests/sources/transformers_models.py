@@ -1,4 +1,4 @@
-"""Small models of every supported class of transformers with randomised parameters, and differences of two models."""
+"""Small models of every supported class of transformers with random parameters, and differences between models."""
 
 import functools
 import inspect
@@ -17,12 +17,12 @@ from tests.conftest import randomize_
 from tests.releases import TRANSFORMERS
 from tests.tiny import difference
 
-# Every dimension differs from every other; patches and grid (3 x 4) are not square where the class takes that.
+# All dimensions differ; patches and grid (3 x 4) are not square if the class supports that.
 SIZES: dict[str, Any] = {"hidden_size": 40, "num_hidden_layers": 3, "num_attention_heads": 5}
 OBLONG = {**SIZES, "intermediate_size": 52, "image_size": (24, 56), "patch_size": (8, 14)}
 SQUARE = {**SIZES, "intermediate_size": 52, "image_size": 56, "patch_size": 14}
 NAFLEX = {**SIZES, "intermediate_size": 52, "num_patches": 16, "patch_size": 14}
-RATIO = {name: value for name, value in SQUARE.items() if name != "intermediate_size"}  # DINOv2 has a ratio
+RATIO = {name: value for name, value in SQUARE.items() if name != "intermediate_size"}  # DINOv2 has a ratio instead
 TEXT = {"vocab_size": 50, "hidden_size": 40, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2,
         "max_position_embeddings": 8, "eos_token_id": 2}  # fmt: skip
 DECODER = {"decoder_num_attention_heads": 2, "decoder_hidden_size": 16, "decoder_num_hidden_layers": 1,
@@ -30,8 +30,8 @@ DECODER = {"decoder_num_attention_heads": 2, "decoder_hidden_size": 16, "decoder
 TOLERANCE = 1e-5
 
 
-Make = Callable[[str], Any]  # builds the class of a name, which names its configuration
-# Arguments of some constructors, and fields of the configuration of other classes.
+Make = Callable[[str], Any]  # builds a class by its name, which determines its configuration
+# Arguments of some constructors, and configuration fields of other classes.
 OPTIONS = ("add_pooling_layer", "use_mask_token")
 
 
@@ -48,7 +48,7 @@ def _of(**settings: Any) -> Make:
 
 
 def _joint(vision: Mapping[str, Any] = SQUARE, **settings: Any) -> Make:
-    """Return the maker of a class whose configuration holds one for images and one for texts."""
+    """Return the maker of a class whose configuration contains one for images and one for texts."""
     return _of(text_config=TEXT, vision_config=vision, **settings)
 
 
@@ -60,12 +60,12 @@ QFORMER = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_att
 
 
 def _queried() -> Make:
-    """Return the maker of a class that has a model between the images and the language model."""
+    """Return the maker of a class with a model between the image encoder and the language model."""
     return _of(vision_config=SQUARE, qformer_config=QFORMER, text_config=OPT, num_query_tokens=3)
 
 
 def _internvl(**settings: Any) -> Make:
-    """Return the maker of a class that reads the tokens with a language model."""
+    """Return the maker of a class whose language model reads the tokens."""
     text = {"model_type": "qwen2", **LANGUAGE, "num_key_value_heads": 2}
     return _of(vision_config={**SQUARE, "attention_bias": True, **settings}, text_config=text)
 
@@ -86,7 +86,7 @@ def _task(name: str) -> Any:
 
 
 def _depth() -> Make:
-    """Return the maker of a class that estimates depth from the tokens of a DINOv2."""
+    """Return the maker of a class that estimates depth from DINOv2's tokens."""
     backbone = {"model_type": "dinov2", **RATIO, "out_indices": [0, 1, 2, 3], "reshape_hidden_states": False}
     return _of(
         backbone_config=backbone, head_hidden_size=4, reassemble_hidden_size=40, neck_hidden_sizes=[6, 8, 10, 12],
@@ -221,7 +221,7 @@ CASES: dict[str, Callable[[], Any]] = {
     case: functools.partial(make, case.split()[0].rstrip(",")) for case, make in _CASES.items()
 }
 
-# One for each table of tensors and each kind of head; the others open in the slow sweep.
+# One for each table of tensors and each kind of head; the slow sweep opens the others.
 REPRESENTATIVES = [
     "ViTModel", "ViTForImageClassification, wide heads, no qkv bias", "ViTForMaskedImageModeling",
     "DeiTForImageClassificationWithTeacher", "ViTMSNForImageClassification", "ViTMAEForPreTraining",
@@ -236,7 +236,7 @@ REPRESENTATIVES = [
     "Siglip2ForImageClassification", "Siglip2VisionModel", "Aimv2VisionModel",
 ]  # fmt: skip
 
-# What differs in the order of operations, and by how much it may: the rest is 0.0.
+# Tolerances of classes with a different order of operations; all others differ by 0.0.
 REORDERED = {
     "Siglip": "the pooling head is torch's MultiheadAttention there, which scales the query before the product",
     "Data2Vec": "the scores are divided by the root of the width there, and multiplied by its inverse here",
@@ -246,9 +246,9 @@ REORDERED = {
     "Sapiens2": "as for Aimv2",
     "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
 }
-# The same, with transformers before these releases.
+# The same for transformers before these releases.
 REORDERED_BEFORE = {"ChineseCLIP": (5, 6), "Beit": (5, 9), "Dinov2": (5, 18)}
-# The classes that hold more than what opens: where the rest of it is.
+# Classes with more parts than the supported model, and the paths of the other parts.
 ENCODERS = {
     "BeitBackbone": "beit", "BeitForMaskedImageModeling": "beit",
     "ViTMAEForPreTraining": "vit", "CLIPSegForImageSegmentation": "clip.vision_model",
@@ -276,10 +276,10 @@ def tolerance(case: str) -> float:
 
 
 def tiny_transformers(case: str, attention: str = "eager") -> Any:
-    """Return the model of a case in evaluation mode, every parameter random."""
+    """Return the model of a case in evaluation mode with random parameters."""
     try:
         made = CASES[case]()
-    except (AttributeError, TypeError) as error:  # no such class, or it takes no such sizes
+    except (AttributeError, TypeError) as error:  # no such class, or it does not accept these sizes
         if TRANSFORMERS >= (5, 23):
             raise
         pytest.skip(f"transformers {transformers.__version__}: {error}")
@@ -289,7 +289,7 @@ def tiny_transformers(case: str, attention: str = "eager") -> Any:
 
 
 def in_bfloat16(module: Any) -> Any:
-    """Return the module as a folder opens with `dtype=torch.bfloat16`: frequencies stay as they are computed."""
+    """Return the module as if opened with `dtype=torch.bfloat16`: computed frequencies stay in float32."""
     frequencies = {name: buffer.clone() for name, buffer in module.named_buffers() if name.endswith("inv_freq")}
     module.to(torch.bfloat16)
     for name, buffer in frequencies.items():
@@ -302,25 +302,25 @@ def size_of(module: Any) -> tuple[int, int]:
     """Return the height and width of the images that a module was made for, in pixels."""
     towers = [getattr(module.config, name, None) for name in ("vision_config", "backbone_config")]
     tower = next(filter(None, towers), module.config)
-    if hasattr(tower, "num_patches"):  # of the grid of its positions
+    if hasattr(tower, "num_patches"):  # from its grid of positions
         return (math.isqrt(tower.num_patches) * tower.patch_size,) * 2
     own = tower.image_size
     return (own, own) if isinstance(own, int) else tuple(own)
 
 
 def pixels_for(module: Any, size: tuple[int, int] | None = None, seed: int = 1) -> torch.Tensor:
-    """Return normalised pixels of the module's own size, or of another."""
+    """Return normalised pixels of the module's own or another size."""
     height, width = size or size_of(module)
     return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(seed))
 
 
 def unread_by(layout: str) -> tuple[str, ...]:
-    """Return the beginnings of names that a class always has and none of its outputs reads, so they go back as new."""
+    """Return prefixes of tensors that no output of a class reads, so that they are exported newly initialised."""
     return ("vision_model.post_layernorm.",) if ARCHITECTURES[layout].ignored is UNREAD_NORM else ()
 
 
 def opens_as(module: nn.Module, layout: str) -> bool:
-    """Tell whether a module has the names of a class."""
+    """Return whether a module has the tensor names of a class."""
     name = type(module).__name__
     return name == layout or (name in CONTAINERS and CONTAINERS[name].whole and CONTAINERS[name].holds == layout)
 
@@ -332,7 +332,7 @@ def tower_of(module: Any) -> Any:
 
 @torch.no_grad()
 def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
-    """Return what a model of transformers computes: tokens after each block, tokens at the end, and what is pooled."""
+    """Return the outputs of a model of transformers: tokens after each block, final tokens, and pooled features."""
     name = type(module).__name__
     encoder = tower_of(module)
     if name.startswith("ViTMAE"):
@@ -355,6 +355,6 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
 
 
 def stage_differences(module: Any, model: nn.Module, pixel_values: torch.Tensor, **options: Any) -> Mapping[str, float]:
-    """Return the relative difference of everything that a model of transformers computes, by stage."""
+    """Return the relative differences of all outputs of a model of transformers, by stage."""
     theirs, ours = outputs_of(module, pixel_values, **options), outputs_of(model, pixel_values)
     return {stage: difference(ours[stage].float(), value.float()) for stage, value in theirs.items()}

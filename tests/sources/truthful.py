@@ -1,7 +1,7 @@
-"""Opening a bare file with correct answers to every question: it gives the source's outputs, or is refused.
+"""Open a bare file with true answers to all questions: it gives the source's outputs, or is refused.
 
-What is asked and what the answer is differ from source to source: each has an oracle, a function that knows how the
-model was built. The loop and the comparison are the same for all.
+Questions and answers differ between sources, so each source has an oracle: a function that knows how the model was
+built. The loop and the comparison are shared.
 """
 
 from collections import Counter
@@ -18,20 +18,20 @@ from plain_vit.errors import AmbiguousCheckpointError, PlainViTError
 from tests.tiny import difference
 
 TOLERANCE = 1e-5
-ROUNDS = 5  # of questions; all is asked at once, but what is open may depend on an answer
+ROUNDS = 5  # of questions: all are asked at once, but an answer may raise new ones
 
-# Given the name of an argument and its candidates: the truth, or None where it cannot be said.
+# Maps the name of an argument and its candidates to the true value, or None if there is no true answer.
 Oracle = Callable[[str, Sequence[object]], object | None]
 
 
 @dataclass
 class Outcome:
-    """What became of one file.
+    """Outcome for one file.
 
     Args:
-        converted: The model; None where the file was refused, or a question has no true answer.
-        answers: What the oracle said.
-        refusal: Why it did not open.
+        converted: The model; None if the file was refused or a question has no true answer.
+        answers: Answers of the oracle.
+        refusal: Why the file did not open.
     """
 
     converted: Converted | None
@@ -41,14 +41,14 @@ class Outcome:
 
 @dataclass
 class Tally:
-    """What became of many files: counts of what opened, and of the reasons why others did not."""
+    """Outcomes of many files: the number that opened, and reasons why others did not."""
 
     opened: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     largest: float = 0.0
 
     def add(self, outcome: Outcome, off: float = 0.0) -> None:
-        """Count a file that opened and is off by so much, or one that did not open."""
+        """Count the outcome of a file, with the largest difference `off` if it opened."""
         if outcome.converted is None:
             self.refused[outcome.refusal.splitlines()[0][:100]] += 1
         else:
@@ -57,7 +57,7 @@ class Tally:
 
     @property
     def total(self) -> int:
-        """All that were tried."""
+        """Number of files that were tried."""
         return self.opened + sum(self.refused.values())
 
     def __str__(self) -> str:
@@ -66,12 +66,12 @@ class Tally:
 
 
 def open_truthfully(path: Path, oracle: Oracle, **options: Any) -> Outcome:
-    """Open a file; answer what is asked until it opens, is refused or asks what has no true answer.
+    """Open a file, and answer questions until it opens, is refused or asks a question without a true answer.
 
     Args:
         path: The file or folder.
         oracle: Answers each question.
-        **options: Of `from_checkpoint`, said from the start.
+        **options: Options of `from_checkpoint`, passed from the start.
     """
     answers: dict[str, object] = {}
     for _ in range(ROUNDS):
@@ -92,7 +92,7 @@ def open_truthfully(path: Path, oracle: Oracle, **options: Any) -> Outcome:
 
 
 def _answers(oracle: Oracle, candidates: Mapping[str, Sequence[object]]) -> dict[str, object]:
-    """Return a true answer to each question; nothing where one has none."""
+    """Return a true answer to each question, or no answers if one question has none."""
     said = {name: oracle(name, values) for name, values in candidates.items()}
     return {} if any(value is None for value in said.values()) else dict(said)
 
@@ -101,16 +101,16 @@ def _answers(oracle: Oracle, candidates: Mapping[str, Sequence[object]]) -> dict
 def logits_differ_by(
     source: nn.Module, ours: nn.Module, shape: Sequence[int], seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> float:
-    """Return the largest difference of two models' outputs, as a share of the largest value.
+    """Return the largest difference of two models' outputs, relative to the largest value.
 
     Args:
         source: The model that the file was written from.
-        ours: What was opened.
-        shape: Of the pixels: channels, height, width.
-        seed: Of the pixels.
-        dtype: Of both models and of the pixels.
+        ours: The opened model.
+        shape: Shape of the pixels: channels, height, width.
+        seed: Seed of the pixels.
+        dtype: Dtype of the models and the pixels.
 
-    The second image has almost no variance: there a wrong epsilon shows.
+    The second image has almost no variance, which reveals a wrong epsilon.
     """
     generator = torch.Generator().manual_seed(seed)
     pixel_values = torch.randn(3, *shape, generator=generator)
@@ -124,5 +124,5 @@ def logits_differ_by(
 
 
 def truth_among(truth: object, candidates: Sequence[object]) -> object | None:
-    """Return what is true where it is one of the candidates."""
+    """Return the true value if it is one of the candidates."""
     return truth if truth in candidates else None

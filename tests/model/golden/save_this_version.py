@@ -1,7 +1,7 @@
-"""Save the golden folder of this version: run once per release, `python -m tests.model.golden.save_this_version`.
+"""Save the golden folder of this version; run `python -m tests.model.golden.save_this_version` once per release.
 
-The folder holds a small model, its image processor and the logits it gave; every later version opens it and gives the
-same (`test_golden.py`). The code that travels with it is in `code-VERSION.zip` (`test_golden_code.py`).
+The folder holds a small model, its image processor and its logits. Every later version must open it and give the same
+logits (`test_golden.py`). The code saved with the model is in `code-VERSION.zip` (`test_golden_code.py`).
 """
 
 import zipfile
@@ -16,12 +16,12 @@ from tests.conftest import randomize_
 
 
 def golden_pixels() -> torch.Tensor:
-    """Return pixels of shape (2, 3, 12, 24) that no random generator of a later torch can change."""
+    """Return pixels of shape (2, 3, 12, 24) that do not depend on torch's random generator."""
     return torch.arange(2 * 3 * 12 * 24, dtype=torch.float32).mul(0.37).sin().view(2, 3, 12, 24)
 
 
 def main() -> None:
-    """Write the folder; an existing one is never replaced."""
+    """Write the folder, unless it exists."""
     folder = Path(__file__).parent / plain_vit.__version__
     folder.mkdir()
     labels = {0: "ant", 1: "bee", 2: "cat"}
