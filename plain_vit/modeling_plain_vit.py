@@ -677,7 +677,8 @@ class PlainViTBackbone(BackboneMixin, PlainViTEncoder):
         refuse_masks(kwargs)
         pixel_values = as_weights(pixel_values, self)
         tokens = tokens_of(self.config, pixel_values)
-        _, stages = self.encode(pixel_values, tokens, stages=self.out_indices, **kwargs)
+        wanted = [index % len(self.stage_names) for index in self.out_indices]  # some count from the end
+        _, stages = self.encode(pixel_values, tokens, stages=wanted, **kwargs)
         features = [self.layernorm(hidden_states) for hidden_states in stages]
         if self.config.reshape_hidden_states:
             features = [self.tokens_to_map(tokens, *pixel_values.shape[-2:]) for tokens in features]

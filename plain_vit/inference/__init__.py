@@ -1,8 +1,12 @@
 """Inference with a trained model: prepared copies, graphs of inference engines, and runs over any number of images."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .prepare import prepare_for_inference
+
+if TYPE_CHECKING:
+    from .engine_models import open_exported
+    from .engines import EngineExport, EngineOptions, to_engine
 
 
 def __getattr__(name: str) -> Any:  # on use: the engines import the conversion, which `import plain_vit` does not

@@ -393,6 +393,7 @@ def test_a_subclass_s_folder_names_no_file_that_is_not_there(mine: Path) -> None
         assert named == expected, folder.name
     config = mine / "saved_config"
     assert {path.name for path in config.iterdir()} == {
+        "checks_plain_vit.py",
         "config.json",
         "configuration_plain_vit.py",
         "releases_plain_vit.py",
