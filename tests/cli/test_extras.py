@@ -1,4 +1,4 @@
-"""Without an extra: one line that says what is missing and what to install, from every module, script and command."""
+"""Without an extra, every module, script and command says in one line what is missing and what to install."""
 
 import ast
 import importlib

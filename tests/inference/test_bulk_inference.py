@@ -1,4 +1,4 @@
-"""Features and predictions of many images: numbers, borders of shards, processes, kills, and unreadable images."""
+"""Features and predictions of many images: values, shard boundaries, processes, kills, and unreadable images."""
 
 import contextlib
 import csv
@@ -62,7 +62,7 @@ def predict(**options: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved classifier of 4 classes, every parameter random."""
+    """Return a saved classifier of 4 classes with random parameters."""
     folder = tmp_path_factory.mktemp("model")
     config = tiny_config(num_labels=4, id2label={number: f"class {number}" for number in range(4)})
     randomize_(PlainViTForImageClassification(config)).eval().save_pretrained(folder)
@@ -73,7 +73,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of images of many sizes."""
+    """Return a folder of images of many sizes."""
     folder, generator = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for number in range(IMAGES):
         height, width = generator.integers(5, 60, 2)
@@ -642,7 +642,7 @@ def test_the_image_of_an_answer_that_is_not_finite_is_named() -> None:
     assert with_columns({"rows": [], "paths": [], "names": []}, empty, {})["columns"] == empty
 
 
-# What is refused
+# Errors
 
 
 def test_a_folder_of_another_run_or_with_other_files_is_refused(model: Path, images: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models that run in an engine: their numbers, what they refuse, and the scripts and commands that take them."""
+"""Models that run in an engine: outputs, errors, and the scripts and commands that accept them."""
 
 import copy
 import functools
@@ -141,7 +141,7 @@ def test_images_of_a_batch_stay_in_their_order_when_it_is_divided() -> None:
 
 @pytest.mark.slow
 def test_threads_that_share_a_model_get_the_numbers_of_one(folders: Path) -> None:
-    """In a process of its own: calls that meet may wait for each other for ever."""
+    """Use a separate process, because concurrent calls could deadlock."""
     program = """
         import sys, torch
         from concurrent.futures import ThreadPoolExecutor
@@ -244,7 +244,7 @@ def test_streams_with_other_numbers_than_one_stream_are_refused(
 
 @pytest.mark.slow
 def test_streams_have_the_numbers_of_the_model_in_every_process(tmp_path: Path) -> None:
-    """Where streams made their kernels at the same time, 4 to 12% of processes computed wrong numbers."""
+    """When streams compile kernels concurrently, 4 to 12% of processes compute wrong outputs."""
     config = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 2}
     model = build(image_size=224, patch_size=16, **config)
     to_engine(model, tmp_path / "graph", engine="openvino")
@@ -403,7 +403,7 @@ def test_transformers_pipeline_takes_it(folders: Path, images: Path) -> None:
 
 @pytest.mark.slow
 def test_signals_arrive_after_models_have_come_and_gone(folders: Path) -> None:
-    """Two `openvino.Core` that end in the order in which they began leave signals a stack that is gone."""
+    """Two `openvino.Core` destroyed in the order of their creation leave signal handlers with a freed stack."""
     program = """
         import gc, os, signal, sys
         from plain_vit.inference import open_exported
@@ -417,7 +417,7 @@ def test_signals_arrive_after_models_have_come_and_gone(folders: Path) -> None:
     assert run(program, folders / "classifier-openvino") == "arrived\n"
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.slow
