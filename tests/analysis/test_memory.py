@@ -61,7 +61,7 @@ def added_by_sheets(folder: Path, cases: dict[str, Sequence[Path]]) -> dict[str,
 
 @pytest.fixture(scope="module")
 def added(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, str]]:
-    """Return what the sheets of extreme images, drawn one after the other in one process, added to its peak."""
+    """Return how much sheets of extreme images, drawn one after the other in one process, added to its peak memory."""
     folder = tmp_path_factory.mktemp("images")
     one = photograph(folder / "photo.jpg", 4000, 3000)
     photos = [folder / f"photo {i}.jpg" for i in range(8)]

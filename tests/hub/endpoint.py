@@ -555,7 +555,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def metadata_faults(data: object) -> list[str]:
-    """Return what the Hub's server would refuse in a card's metadata, as far as its documentation tells the types."""
+    """Return the errors of the Hub's server for a card's metadata, as far as the types are documented."""
     if not isinstance(data, dict):
         return ["the metadata is not a mapping"]
     texts = ("license", "license_name", "license_link", "library_name", "pipeline_tag", "base_model_relation")

@@ -598,7 +598,7 @@ def test_a_graph_in_int8_is_run_from_its_folder_with_the_numbers_of_openvino(
     assert fast["probability"] != plain["probability"]
     pictures = [Image.open(file) for file in sorted(images.iterdir())]
     pixel_values = processor(pictures, return_tensors="pt")["pixel_values"].numpy()
-    # The graph of four images adds up in another order than that of any number, and in int8 a rounding may turn.
+    # The graph for four images sums in a different order than the graph for any number, which may change int8 rounding.
     core, whole = openvino.Core(), IMAGES - IMAGES % openvino_runtime.PIECE
     graph = core.read_model(tmp_path / "int8" / "openvino_model.xml")
     of_any_size = core.compile_model(graph.clone(), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})

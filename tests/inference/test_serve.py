@@ -51,7 +51,7 @@ LIMITS = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved classifier, every parameter random, with scores that differ between images."""
+    """Return a saved classifier with random parameters, whose scores differ between images."""
     folder = tmp_path_factory.mktemp("model")
     config = tiny_config(num_hidden_layers=1, id2label={number: f"class {number}" for number in range(7)})
     randomize_(PlainViTForImageClassification(config)).eval().save_pretrained(folder)
