@@ -56,7 +56,7 @@ SIZES: dict[str, Any] = {
     "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 23,
     "image_size": (12, 20), "patch_size": (3, 4), "num_labels": 7,
 }  # fmt: skip
-GRID, PATCH = (4, 5), (3, 4)  # of the native size
+GRID, PATCH = (4, 5), (3, 4)  # at the native size
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "distilled": {"use_distillation_token": True, "num_register_tokens": 2},
@@ -84,7 +84,7 @@ with_uniform_attention = pytest.mark.parametrize("kind", [kind for kind in KINDS
 
 
 def build(kind: str = "plain", **fields: Any) -> Any:
-    """Return a randomised model, in training mode and with dropout, as analysis may find it."""
+    """Return a randomised model in training mode with dropout, which analysis must handle."""
     dropout = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3, "drop_path_rate": 0.3}
     config = PlainViTConfig(**{**SIZES, **dropout, **KINDS[kind], **fields})
     config._attn_implementation = "sdpa"
@@ -94,12 +94,12 @@ def build(kind: str = "plain", **fields: Any) -> Any:
 
 
 def images(model: Any, batch: int = 2, size: tuple[int, int] = (15, 16)) -> torch.Tensor:
-    """Return images of another size than the native one: a grid of (5, 4)."""
+    """Return images of a different size than the native one: a grid of (5, 4)."""
     return torch.randn(batch, model.config.num_channels, *size)
 
 
 def attention_by_hand(model: Any, pixels: torch.Tensor) -> list[np.ndarray]:
-    """Return the weights of each layer as the model itself gives them out, (B, heads, L, L)."""
+    """Return the attention weights of each layer as the model outputs them, (B, heads, L, L)."""
     model.eval()
     with torch.no_grad():
         attentions = model(pixels, output_attentions=True).attentions
@@ -109,7 +109,7 @@ def attention_by_hand(model: Any, pixels: torch.Tensor) -> list[np.ndarray]:
 
 
 def shares_of_maxima(model: Any, pixels: torch.Tensor) -> np.ndarray:
-    """Return the share of the channels that each patch has the maximum of, (B, N)."""
+    """Return the share of channels whose maximum is at each patch, (B, N)."""
     with torch.no_grad():
         tokens = model.eval().vit(pixels).last_hidden_state[:, token_layout(model, pixels).patches]
     model.train()
@@ -137,7 +137,7 @@ def looking_at(destination: Callable[[int], int]) -> Any:
     model: Any = PlainViTForImageClassification(config)
     attention, embeddings = model.vit.layers[0].attention, model.vit.embeddings
     with torch.no_grad():
-        model.vit.layers[0].layernorm_before.bias.fill_(1 / count)  # LayerNorm's mean of a one-hot, put back
+        model.vit.layers[0].layernorm_before.bias.fill_(1 / count)  # restores LayerNorm's mean of a one-hot
         embeddings.patch_embeddings.projection.weight.zero_()
         embeddings.position_embeddings.weight.copy_(torch.eye(count))
         attention.k_proj.weight.copy_(100 * torch.eye(count))
@@ -161,7 +161,7 @@ def test_attention_maps_are_those_of_the_model_itself(kind: str) -> None:
         maps = attention_maps(model, pixels, query)
         for layer, weights in enumerate(by_hand):
             expected = weights[:, :, rows, layout.patches].mean(axis=2).reshape(*weights.shape[:2], 5, 4)
-            # Sums in another order, which processors choose: two float32 roundings of a number below one.
+            # The order of sums depends on the processor: two float32 roundings of a number below one.
             np.testing.assert_allclose(maps[:, layer], expected, rtol=0, atol=2 * float(np.finfo(np.float32).eps))
 
 
@@ -260,7 +260,7 @@ def test_rollout_joins_heads_over_all_branches_of_a_layer(fusion: Any, fuse: Cal
 
 
 def read_by_hand(kind: str, model: Any, pixels: torch.Tensor) -> np.ndarray:
-    """Return how much of each token (B, L) the logits read."""
+    """Return the weight of each token (B, L) in the logits."""
     layout = token_layout(model, pixels)
     read = np.zeros((2, layout.num_patches + len(layout.before) + len(layout.after)))
     patches = read[:, layout.patches]
@@ -333,7 +333,7 @@ def test_gradient_rollout_follows_its_equations(kind: str) -> None:
     for i in range(0, len(products), branches):
         total = total + torch.cat(products[i : i + branches], dim=1).mean(dim=1) @ total
     read = torch.from_numpy(read_by_hand(kind, model, pixels))
-    # What is pooled counts only for what it has of the others: the identity would add the same to all patches.
+    # Pooled patches count only through attention: the identity would add the same to all patches.
     expected = (read[:, None] @ (total - identity).detach())[:, 0, token_layout(model, pixels).patches]
     result = gradient_rollout(build(kind), pixels, target=3)
     np.testing.assert_allclose(result, expected.reshape(2, 5, 4), rtol=1e-5, atol=1e-7)
@@ -663,7 +663,7 @@ def test_predictions_are_the_scores_of_the_pipeline(problem: Any, labels: int) -
     np.testing.assert_allclose(got, [[of[names[i]] for i in range(labels)] for of in expected], rtol=0, atol=1e-6)
 
 
-# Whatever the model is in, it stays so
+# The state of the model is preserved
 
 FUNCTIONS: list[Callable[..., np.ndarray]] = [
     attention_maps, attention_rollout, gradient_rollout, attention_distance, grad_cam, integrated_gradients, logit_lens,
@@ -704,7 +704,7 @@ def test_half_precision_gives_float32_close_to_float32_models(function: Callable
         with torch.autocast("cpu", half):
             result = function(model, pixels, **options)
     assert result.dtype == np.float32
-    # bf16 has 8 bits; what three layers of it do to gradients is larger than to weights that sum to 1.
+    # bf16 has 8 bits; over three layers gradients lose more precision than weights that sum to 1.
     assert np.abs(result - expected).max() < (0.2 if options else 0.05) * np.abs(expected).max()
 
 

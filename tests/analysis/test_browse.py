@@ -1,4 +1,4 @@
-"""`plain-vit browse`: what is read, the map and its neighbours, thumbnails, the files that are written, and errors."""
+"""`plain-vit browse`: inputs, the map and its neighbours, thumbnails, written files, and errors."""
 
 import base64
 import json
@@ -93,7 +93,7 @@ def test_the_map_is_that_of_principal_components(count: int, width: int) -> None
     components = min(2, count, width)
     expected = PCA(components, svd_solver="full").fit(features)
     assert held == pytest.approx(expected.explained_variance_ratio_.sum(), rel=1e-4)
-    if components == 2:  # distances on the map are those of the components, up to its scale
+    if components == 2:  # distances on the map equal those of the components up to scale
         projected = expected.transform(features)
         scale = 65535 / np.ptp(projected, axis=0).max()
         distances = np.linalg.norm(projected[:, None] - projected, axis=-1) * scale
@@ -138,7 +138,7 @@ def test_umap_is_used_where_it_is_asked_for(tmp_path: Path) -> None:
         write_page(file, tmp_path / "none", map_kind="umap")
 
 
-# What is read
+# Inputs
 
 
 @pytest.mark.parametrize("kind", ["fixed", "list", "large_list", "float16", "float64", "column_8", "int8"])
@@ -210,7 +210,7 @@ def test_hub_data_get_thumbnails_and_labels_from_the_dataset(tmp_path: Path, ima
         assert "There are no thumbnails" in (page := written.path.read_text())
         assert "This page is without" in page
         assert re.search(f"without .*, the dataset of the run .*{why}.*: give --dataset", str(written))
-    data = page_of(tmp_path / "features", tmp_path / "page", dataset=DatasetOptions("digits"))  # the split of the run
+    data = page_of(tmp_path / "features", tmp_path / "page", dataset=DatasetOptions("digits"))  # the run's split
     assert page_of(tmp_path / "features", tmp_path / "by_manifest") == data
     rows = load_splits("digits")["test"]
     assert numbers(data["true"], "<i4").tolist() == [rows["label"][row] for row in data["rows"]]
@@ -315,7 +315,7 @@ def test_images_that_cannot_be_read_are_named_and_the_others_shown(
     assert "<img src=x>" not in page
 
 
-# The files that are written
+# Written files
 
 
 def test_equal_inputs_make_equal_bytes(tmp_path: Path, images: Path) -> None:  # noqa: F811
@@ -364,7 +364,7 @@ def shown(text: str) -> str:
     return printable(text.replace("\n", "\\n"))[:2000]
 
 
-# What is refused
+# Errors
 
 
 def refused(tmp_path: Path, features: Path | str, **options: Any) -> str:
@@ -487,7 +487,7 @@ def test_predictions_and_datasets_of_other_images_are_refused(tmp_path: Path, im
 
 OF_RUN = {"dataset": "digits", "dataset_subset": None, "split": "test", "images": COUNT, "contents": "abc"}
 STREAMED = {"split": None, "images": None, "contents": None}
-# What the manifest of the predictions says instead, of how many rows, and the refusal.
+# Changes of the predictions' manifest, number of rows, and the expected error.
 OTHER_RUNS: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "split": (
         {"split": "train", "contents": "def"},
@@ -543,7 +543,7 @@ def test_a_dataset_of_other_contents_is_refused(model: Path, images: Path, tmp_p
 
 
 def labelled(images: Path, folder: Path, labels: list[Any], kind: Any) -> DatasetOptions:  # noqa: F811
-    """Store the images with labels."""
+    """Save the images with labels."""
     files = [{"bytes": file.read_bytes(), "path": None} for file in sorted(images.glob("*.png"))[: len(labels)]]
     features = datasets.Features({"image": datasets.Image(), "label": kind})
     stored = datasets.Dataset.from_dict({"image": files, "label": labels}, features=features)

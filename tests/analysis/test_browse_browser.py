@@ -1,4 +1,4 @@
-"""The page of `plain-vit browse` in a real browser: pointer, fingers and keys, filters, widths, no foreign request."""
+"""The page of `plain-vit browse` in a real browser: mouse, touch and keys, filters, widths, no external requests."""
 
 import itertools
 from pathlib import Path
@@ -41,7 +41,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Opened:
-    """A page in the browser, with what went wrong on it and what it asked for."""
+    """A page in the browser, with its errors and requests."""
 
     def __init__(self, browser: Any, index: Path, width: int = 1280, **options: Any) -> None:
         self.page = browser.new_page(viewport={"width": width, "height": 900}, **options)

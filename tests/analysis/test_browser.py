@@ -1,4 +1,4 @@
-"""The pages in a real browser, at two widths: nothing scrolls sideways but frames, and text keeps its size."""
+"""The pages in a real browser, at two widths: only frames scroll sideways, and text keeps its size."""
 
 from pathlib import Path
 from typing import Any

@@ -126,7 +126,7 @@ def test_components_of_all_patches_are_those_of_scikit_learn(count: int) -> None
 
 
 def scene(seed: int = 0, h: int = 9, w: int = 7) -> tuple[np.ndarray, np.ndarray]:
-    """Return features of three images with an object in the middle, and where it is."""
+    """Return features of three images with an object in the middle, and a mask of the object."""
     inside = np.zeros((3, h, w), dtype=bool)
     inside[0, 2:5, 1:4], inside[1, 4:8, 3:6], inside[2, 1:3, 2:6] = True, True, True
     features = random(3, h, w, 13, seed=seed)
@@ -152,7 +152,7 @@ def test_components_do_not_depend_on_the_order_of_images_or_the_dtype_they_are_s
     other = patch_components(features[[2, 0, 1]].astype(np.float64))
     np.testing.assert_allclose(other.values, whole.values[[2, 0, 1]], rtol=0, atol=1e-5)
     np.testing.assert_array_equal(other.foreground, whole.foreground[[2, 0, 1]])
-    large = patch_components(features * np.float16(1024))  # whose squares float16 does not hold
+    large = patch_components(features * np.float16(1024))  # squares overflow in float16
     np.testing.assert_allclose(large.values, whole.values * 1024, rtol=1e-5, atol=1e-2)
 
 
@@ -173,7 +173,7 @@ def test_components_of_any_features_are_finite_and_their_colours_can_be_drawn(
         assert np.isfinite(components.values).all()
         assert 0 <= components.explained_variance.sum() < 1 + 1e-5
         assert components.foreground.any()
-        # As many components as the patches span; the others are 0.
+        # Components beyond the span of the patches are 0.
         spanned = min(components.foreground.sum() - 1, shape[-1])
         assert not components.values[..., max(spanned, 0) :].any()
         assert not components.explained_variance[max(spanned, 0) :].any()
@@ -251,7 +251,7 @@ def test_correspondences_are_mutual_nearest_neighbours() -> None:
 
 def test_correspondences_over_chunks_are_those_of_the_whole_matrix() -> None:
     rng = np.random.default_rng(0)
-    # Whole numbers of few values have many ties, which the first in raster order wins.
+    # Few different integers give many ties, which the first patch in raster order wins.
     first, second = rng.integers(-1, 2, (CHUNK // 16, 35, 3)), rng.integers(-1, 2, (7, 150, 3))
     units = [grid.reshape(-1, 3) / np.maximum(np.linalg.norm(grid.reshape(-1, 3), axis=1, keepdims=True), 1e-30)
              for grid in (first, second)]  # fmt: skip
@@ -326,7 +326,7 @@ def test_components_of_fewer_than_three_are_drawn() -> None:
 
 
 def marks(figure: Any) -> list[np.ndarray]:
-    """Return the points of every line in a figure but those of scales, as (x, y)."""
+    """Return the points of every line in a figure except colour scales, as (x, y)."""
     lines = [line for axis in figure.axes for line in axis.lines if isinstance(line, Line2D)]
     return [np.stack([line.get_xdata(), line.get_ydata()], axis=1) for line in lines]
 

@@ -1,7 +1,7 @@
 """Every section of `plain-vit show` for generated models and images: arrays, or an error that says why there are none.
 
-An image has the same arrays alone as together with others, finite ones, whatever computes the attention, and the model
-is afterwards what it was.
+Arrays are finite, do not depend on other images in the batch or the attention implementation, and the model stays
+unchanged.
 """
 
 import random
@@ -51,7 +51,7 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 def drawn_config(draw: random.Random) -> PlainViTConfig | None:
-    """Return a config of up to three variations at once; None where they contradict each other."""
+    """Return a config that combines up to three variations, or None if they contradict each other."""
     fields: dict[str, Any] = {}
     for name in draw.sample(sorted(VARIATIONS), draw.randint(1, 3)):
         fields |= VARIATIONS[name]
@@ -72,7 +72,7 @@ def drawn_config(draw: random.Random) -> PlainViTConfig | None:
 
 
 def drawn_case(draw: random.Random) -> tuple[Any, PlainViTImageProcessor, list[Image.Image]] | None:
-    """Return a model, its image processor and images; None where a config is refused."""
+    """Return a model, its image processor and images, or None if the config is invalid."""
     config = drawn_config(draw)
     if config is None:
         return None
@@ -103,7 +103,7 @@ def drawn_case(draw: random.Random) -> tuple[Any, PlainViTImageProcessor, list[I
 
 
 def sections(model: Any, processor: Any, images: Sequence[Image.Image]) -> dict[str, dict[str, np.ndarray] | str]:
-    """Return the arrays of every section, or why it has none."""
+    """Return the arrays of every section, or its error."""
     titles = [f"image {number}" for number in range(len(images))]
     subject = sheet._subject(model, processor, "model", ImageFiles(images), titles, (0.3, 0.6), progress=False)
     found: dict[str, dict[str, np.ndarray] | str] = {}

@@ -1,4 +1,4 @@
-"""Memory of `show`: one image at a time, of bounded size, however many there are and whatever they claim."""
+"""Memory of `show`: one image of bounded size at a time, for any number of images and any claimed size."""
 
 import ctypes
 import gc
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK),
 
 
 def photograph(path: Path, width: int, height: int) -> Path:
-    """Write a JPEG file of this many pixels that is quick to make."""
+    """Write a JPEG file with this many pixels quickly."""
     tile = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
     tile.resize((width, height), Image.Resampling.NEAREST).save(path, quality=50)
     return path
@@ -44,12 +44,12 @@ def added_by_sheets(folder: Path, cases: dict[str, Sequence[Path]]) -> dict[str,
         fields = SMALL | ({"num_hidden_layers": 3, "image_size": 186, "num_labels": 5} if case == "patches" else {})
         model = (PlainViTForImageClassification if case == "patches" else PlainViTModel)(PlainViTConfig(**fields))
         processor = PlainViTImageProcessor(size={"height": fields["image_size"], "width": fields["image_size"]})
-        # One figure does for the largest images.
+        # One figure is enough for the largest images.
         sections: Any = whole if len(files) > 1 else [one for one in whole if one.name == "rollout"]
         sheet.SECTIONS = sections
         gc.collect()
         trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before, said = kilobytes("VmRSS"), ""
         try:
             sheet.draw_sheet(files, model.eval(), processor, folder / case, progress=False)
@@ -61,7 +61,7 @@ def added_by_sheets(folder: Path, cases: dict[str, Sequence[Path]]) -> dict[str,
 
 @pytest.fixture(scope="module")
 def added(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, str]]:
-    """Return what the sheets of extreme images, drawn one after the other in one process, added to its peak."""
+    """Return how much sheets of extreme images, drawn one after the other in one process, added to its peak memory."""
     folder = tmp_path_factory.mktemp("images")
     one = photograph(folder / "photo.jpg", 4000, 3000)
     photos = [folder / f"photo {i}.jpg" for i in range(8)]
@@ -90,7 +90,7 @@ def test_memory_is_bounded_for_many_photographs_and_for_bombs(added: dict[str, t
     assert megabytes < 30
     megabytes, said = added["photos"]
     assert not said
-    assert megabytes < BOUND  # kept, they are 384 MB
+    assert megabytes < BOUND  # 384 MB if kept
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """The pictures and the sheet: each figure shows its array, and the page needs nothing else.
 
-What a picture looks like is judged by eye; here it is read back: colours, labels, limits.
+The look of pictures is judged by eye; these tests read back colours, labels and limits.
 """
 
 import base64
@@ -93,7 +93,7 @@ def text_of(figure: Figure) -> str:
 
 
 def shown(figure: Figure) -> list[np.ndarray]:
-    """Return the arrays that are drawn as pictures, those of colour scales left out."""
+    """Return the arrays drawn as images, without colour scales."""
     return [np.asarray(image.get_array()) for axis in figure.axes for image in axis.get_images()]
 
 
@@ -230,7 +230,7 @@ def test_biases_are_drawn_by_layer_and_head_on_one_scale() -> None:
 
 
 POSITIONS = {name: fields for name, fields in VARIATIONS.items() if name.startswith(("rotary", "relative"))}
-# Sections that show added positions, and those that follow a class token.
+# Sections that show added positions, and sections that need a class token.
 OF_ADDED = {"position-similarity", "prefix-similarity"}
 
 
@@ -366,7 +366,7 @@ def test_no_figure_is_shown_or_kept() -> None:
 
 
 class Page(HTMLParser):
-    """What a page shows and what it refers to."""
+    """Parse the content and the references of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -402,7 +402,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the figures of a sheet, but do not render them, which takes most of the time."""
+    """Make the figures of a sheet without rendering them, which would take most of the time."""
     monkeypatch.setattr(Figure, "savefig", lambda figure, data, **options: data.write(b"PNG"))
 
 
@@ -537,7 +537,7 @@ def test_resampled_positions_of_a_model_can_be_drawn() -> None:
 
 
 def pictures_of(notebook: Path) -> int:
-    """Run a notebook in a kernel of this process; return how many cells show a picture."""
+    """Run a notebook in a kernel in this process, and return the number of cells that show a picture."""
     manager = InProcessKernelManager()
     manager.start_kernel()
     shell = manager.kernel.shell

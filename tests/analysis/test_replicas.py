@@ -1,4 +1,4 @@
-"""Models under analysis, left alone by it: shared by threads, compiled, wrapped, adapted, under autocast."""
+"""Analysis does not change models: shared by threads, compiled, wrapped, with adapters, under autocast."""
 
 import re
 import warnings
@@ -59,7 +59,7 @@ def test_threads_that_share_a_model_get_their_own_arrays() -> None:
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_model_is_left_alone_while_it_is_looked_at(function: Callable[..., np.ndarray]) -> None:
-    """Whatever happens in the meantime in another thread, such as a step of training: here in a user's hook."""
+    """Other threads may work meanwhile, for example on a training step; simulated in a user's hook."""
     model = build()
     pixels = images(model)
     trained: list[torch.Tensor] = []
@@ -242,7 +242,7 @@ def test_filters_are_those_of_the_projection_with_its_adapter(kind: str, adapter
         disabled = patch_filters(adapted, count=9)
     merged = patch_filters(adapted.merge_and_unload(), count=9)
     assert np.abs(merged.components[0] - without.components[0]).max() > 0.01
-    # What the layer makes of single pixels, not its weights: each is a difference of two roundings in float32.
+    # Filters are outputs for single pixels, not weights: each is a difference of two float32 roundings.
     for found, expected in ((with_adapter, merged), (disabled, without)):
         np.testing.assert_allclose(found.explained_variance, expected.explained_variance, rtol=1e-5)
         np.testing.assert_allclose(found.components, expected.components, rtol=0, atol=1e-4)

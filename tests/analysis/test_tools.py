@@ -23,7 +23,7 @@ GRID = (5, 4)
 
 
 class Logits(nn.Module):
-    """What tools expect that know no transformers: a model that returns a tensor."""
+    """A wrapper for tools that expect a model to return a tensor."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Untrusted names of files and classes in figures: drawn literally, whatever they contain, and all different."""
+"""Untrusted names of files and classes in figures are drawn literally and stay different."""
 
 import copy
 import pickle
@@ -59,7 +59,7 @@ MAPS = np.linspace(0, 1, ROWS * 3 * 2, dtype=np.float32).reshape(ROWS, 3, 2)
 PROBABILITIES = np.eye(ROWS, dtype=np.float32) * 0.5 + 1 / 6
 LAYOUT = TokenLayout((3, 2), (2, 2), ("class",), ())
 
-# Every function that draws names, with what it makes of three of them.
+# Every function that draws names, called with three names.
 DRAWN: dict[str, Callable[[list[str]], Figure]] = {
     "maps": lambda names: plots.plot_maps_over_images(IMAGES, MAPS, titles=names, meaning=names[0]),
     "heads": lambda names: plots.plot_attention_heads(
@@ -187,7 +187,7 @@ def test_names_that_would_be_truncated_equally_show_where_they_differ() -> None:
 
 @pytest.fixture
 def font_with(tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    """Install a font that has these letters, as blocks, for the time of a test; return its name."""
+    """Install a font with these letters, drawn as blocks, during a test, and return its name."""
     added: list[Any] = []
 
     def install(letters: str) -> str:
@@ -220,7 +220,7 @@ def font_with(tmp_path: Path) -> Iterator[Callable[[str], str]]:
 
 
 def forget() -> None:
-    """Have the fonts looked up anew."""
+    """Clear the caches of fonts."""
     words._installed_fonts.cache_clear()
     words._fallback_fonts.cache_clear()
 

@@ -1,4 +1,4 @@
-"""Run commands with what Windows or macOS lacks hidden.
+"""Run commands with the features hidden that Windows or macOS lacks.
 
     python -m tests.cli.hidden_systems SYSTEM WORDS... [+ WORDS...]...
 
@@ -57,7 +57,7 @@ class NoRename(ctypes.CDLL):
 
 
 def renaming(rename: Callable[..., None], replaces_files: bool) -> Callable[..., None]:
-    """Rename as Windows does, which never replaces a folder."""
+    """Rename like Windows, which never replaces a folder."""
 
     def renamed(source: Any, target: Any, **options: Any) -> None:
         if os.path.isdir(target):
@@ -70,7 +70,7 @@ def renaming(rename: Callable[..., None], replaces_files: bool) -> Callable[...,
 
 
 def opening(opened: Callable[..., int]) -> Callable[..., int]:
-    """Open as Windows does, which cannot open folders."""
+    """Open like Windows, which cannot open folders."""
 
     def open_file(path: Any, *rest: Any, **options: Any) -> int:
         if isinstance(path, str | bytes | os.PathLike) and os.path.isdir(path):
@@ -81,7 +81,7 @@ def opening(opened: Callable[..., int]) -> Callable[..., int]:
 
 
 def hide_windows() -> None:
-    """Hide what Windows lacks."""
+    """Hide features that Windows lacks."""
     ctypes.CDLL = CDLL  # type: ignore[misc]
     for name in SIGNALS:
         delattr(signal, name)
@@ -98,7 +98,7 @@ def hide_windows() -> None:
 
 
 def hide_macos() -> None:
-    """Hide what macOS lacks."""
+    """Hide features that macOS lacks."""
     ctypes.CDLL = NoRename  # type: ignore[misc]
     del os.sched_getaffinity, mmap.MADV_HUGEPAGE
     spawn_alone(("spawn", "fork", "forkserver"))
@@ -126,7 +126,7 @@ def without_linux(reads: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def hide(system: str) -> None:
-    """Hide what the system lacks. psutil keeps `/proc`, as it has its own code for each system."""
+    """Hide features that the system lacks, except `/proc` for psutil, which has its own code for each system."""
     {"windows": hide_windows, "macos": hide_macos}[system]()
     platform.libc_ver = lambda *_, **__: ("", "")
     builtins.open = io.open = without_linux(builtins.open)
@@ -134,7 +134,7 @@ def hide(system: str) -> None:
 
 
 def main() -> None:
-    """Import the libraries, hide what the system lacks, and run the command."""
+    """Import the libraries, hide features that the system lacks, and run the command."""
     system, *words = sys.argv[1:]
     for library in LIBRARIES:
         importlib.import_module(library)

@@ -1,4 +1,4 @@
-"""Every bad input through the command line: its documented error and exit code, no stack trace, nothing run or written.
+"""Bad inputs on the command line give the documented error and exit code, no traceback, and run or write nothing.
 
 `python -m tests.cli.test_bad_inputs` writes docs/reference/bad_inputs.md, the table of all of them.
 """
@@ -142,7 +142,7 @@ HOSTILE = "open({ran!r}, 'w').close()\nclass Evil: pass\n"
 
 @pytest.fixture
 def claims_to_be_ours(tmp_path: Path) -> Path:
-    """A whole folder of ours, but for code of its own for every name that `auto_map` knows."""
+    """Return a complete folder of ours, with foreign code for every name in `auto_map`."""
     folder = save_ours(tmp_path / "claims")
     hostile = HOSTILE.format(ran=str(tmp_path / "RAN"))
     for file in folder.glob("*.py"):
@@ -188,7 +188,7 @@ def test_the_code_that_a_converted_folder_carries_is_ours_not_the_sources(
 
 @pytest.mark.slow
 def test_a_payload_in_such_a_folder_does_run_for_those_who_trust_it(claims_to_be_ours: Path, tmp_path: Path) -> None:
-    """Without this the tests above could pass on a payload that does nothing."""
+    """Make sure that the payload works; otherwise the tests above would prove nothing."""
     code = (
         "import sys; from transformers import AutoConfig as A; A.from_pretrained(sys.argv[1], trust_remote_code=True)"
     )

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, and what it leaves untouched when something is wrong."""
+"""The command line: its output, the files it writes, and files that stay untouched after errors."""
 
 import argparse
 import getpass

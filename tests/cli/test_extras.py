@@ -1,4 +1,4 @@
-"""Without an extra: one line that says what is missing and what to install, from every module, script and command."""
+"""Without an extra, every module, script and command says in one line what is missing and what to install."""
 
 import ast
 import importlib
@@ -103,7 +103,7 @@ print("\\n" + json.dumps([modules, programs]))
 
 
 def outcomes_without(hidden: set[str], folder: Path) -> tuple[dict[str, str], dict[str, tuple[int, str]]]:
-    """Return what modules that lack a package say, and exit codes and standard error of the scripts and of `show`."""
+    """Return the messages of modules that lack a package, and exit codes and stderr of the scripts and of `show`."""
     (folder / "image.png").touch()
     (folder / "model").mkdir()
     show = [ROOT / "plain_vit_command.py", "show", "image.png", "--model", "model", "--out", "out"]

@@ -1,6 +1,6 @@
-"""Generated attacks on every command: each ends in an exit code and one printable message, in little memory and time.
+"""Generated attacks on every command: each ends with an exit code and a printable message, in bounded memory and time.
 
-Beyond the process a file of under 10 MB costs 200 MB and 10 seconds of the processor at most, whatever it holds.
+A file below 10 MB costs at most 200 MB beyond the process and 10 seconds of CPU time, whatever it contains.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reas
 
 
 class Outcome(NamedTuple):
-    """What one attack came to."""
+    """Outcome of an attack."""
 
     attack: str
     code: object
@@ -69,7 +69,7 @@ class Outcome(NamedTuple):
 
 
 def save_bases(place: Path) -> None:
-    """Save a sound checkpoint of every format, and an image."""
+    """Save a valid checkpoint of every format, and an image."""
     torch.manual_seed(0)
     config = tiny_config(image_size=24, patch_size=8, hidden_act="gelu_pytorch_tanh", num_attention_heads=5)
     ours = randomize_(PlainViTForImageClassification(config)).eval()
@@ -103,7 +103,7 @@ FOLDERS = ["ours", "timm", "transformers"]
 
 
 def tensors_of(bases: Path, name: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a sound checkpoint."""
+    """Return the tensors of a valid checkpoint."""
     if name == "google":
         return {key: torch.from_numpy(value) for key, value in np.load(bases / "google.npz").items()}
     if name in FILES:
@@ -176,7 +176,7 @@ def odd(rng: random.Random, depth: int = 3) -> Any:
 
 
 def name_with_a_number(rng: random.Random, name: str) -> str:
-    """Replace a part of a name by a number or a word, or insert one next to it or at the start."""
+    """Replace a part of a name by a number or a word, or insert one beside it or at the start."""
     parts = re.split(r"(?<=[./_])|(?=[./_])", name)
     numbers = [index for index, part in enumerate(parts) if part.isdigit()]
     place = rng.choice(numbers) if numbers and rng.random() < 0.7 else rng.randrange(len(parts))
@@ -189,7 +189,7 @@ def name_with_a_number(rng: random.Random, name: str) -> str:
 
 
 def words_for(rng: random.Random, source: Path, base: str, bases: Path, place: Path) -> list[str]:
-    """Return a command on a source, most often the one that only looks."""
+    """Return a command on a source, most often one that only inspects it."""
     hints = SAID.get(base, [])
     kind = rng.choice(["inspect"] * 5 + ["convert", "convert --no-verify", "export", "verify", "verify other"])
     if kind == "export":
@@ -630,7 +630,7 @@ SHOWING = {"files", "special_files", "images"}  # attacks on `show` too, which h
 
 
 def bytes_of(words: list[str]) -> int:
-    """Return how large the files are that a command names."""
+    """Return the total size of the files that a command names."""
     total = 0
     for word in words:
         with contextlib.suppress(OSError, ValueError):
@@ -655,7 +655,7 @@ def carry_out(attack: str, seeds: Sequence[int], bases: Path, place: Path) -> li
         size, printed = bytes_of(words), io.StringIO()
         gc.collect()
         trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
         before, started = kilobytes("VmRSS"), time.process_time()
         signal.setitimer(signal.ITIMER_REAL, 100)  # also for what waits, as at a pipe
         try:
@@ -680,7 +680,7 @@ def stop_waiting(number: int, frame: object) -> None:
 
 
 def faults_of(outcome: Outcome) -> Iterator[str]:
-    """Yield what is wrong with an outcome."""
+    """Yield the faults of an outcome."""
     if outcome.code not in EXIT_CODES:
         yield f"ends in {outcome.code}"
     if "Traceback" in outcome.printed:

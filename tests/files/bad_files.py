@@ -1,6 +1,6 @@
 """Broken and malicious files, each with the error that it must raise.
 
-One table, so that reading, the command line and the documentation all go through the same list.
+Tests of reading, the command line and the documentation share this table.
 """
 
 import io
@@ -30,11 +30,11 @@ from plain_vit.errors import (
 )
 
 TENSORS = {"norm.weight": torch.arange(7.0), "head.weight": torch.arange(15.0).reshape(5, 3)}
-PAYLOAD = "PAYLOAD_RAN"  # the file that a hostile pickle would make in the working folder
+PAYLOAD = "PAYLOAD_RAN"  # the file that a malicious pickle would create in the working folder
 
 
 class BadFile(NamedTuple):
-    """How to make it in an empty folder, what it must raise, and what the message must say."""
+    """How to make the file in an empty folder, and the expected error and message."""
 
     make: Callable[[Path], Path]
     raises: type[PlainViTError]
@@ -189,7 +189,7 @@ for _title, _data, _raises, _says in [
 
 
 class _Runs:
-    """Unpickled by a careless reader, makes the payload's file."""
+    """Creates the payload's file when unpickled carelessly."""
 
     def __init__(self, function: Any, *arguments: object) -> None:
         self.reduced = (function, arguments)
@@ -262,7 +262,7 @@ def _tar(folder: Path) -> Path:
 
 
 def _doctored(folder: Path, change: Callable[[str, bytes], bytes]) -> Path:
-    """Write what torch.save writes, with the bytes of some members changed."""
+    """Write a file like torch.save, with changed bytes in some members."""
     good = _pickled(TENSORS, folder, "good.pt")
     with zipfile.ZipFile(good) as archive:
         members = {name.replace("good/", "weights/"): archive.read(name) for name in archive.namelist()}

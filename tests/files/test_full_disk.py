@@ -1,4 +1,4 @@
-"""A disk that is full while pictures, pages and records are written: no half file is left, and one line says so."""
+"""The disk is full while pictures, pages and records are written: no partial file is left, and one line says so."""
 
 import io
 import re
@@ -116,7 +116,7 @@ def checkpoint_of_a_run(folder: Path, limit: int | None, sharded: bool) -> None:
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(131, 97)
     optimizer = torch.optim.AdamW(model.parameters())
-    for parameter in model.parameters():  # torch may refuse a backward pass in a process that was forked
+    for parameter in model.parameters():  # torch may refuse a backward pass in a forked process
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     accelerator.prepare(model, optimizer)

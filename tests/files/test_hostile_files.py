@@ -1,4 +1,4 @@
-"""Broken and malicious files raise a documented error: nothing is run, nothing hangs, little memory is used."""
+"""Broken and malicious files raise a documented error: no code runs, nothing hangs, little memory is used."""
 
 import os
 import resource
@@ -55,7 +55,7 @@ def test_a_bad_file_gets_the_error_that_names_it_and_its_remedy(
 def test_the_payload_of_the_hostile_files_does_run_without_protection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without this the tests above could pass on a payload that does nothing."""
+    """Make sure that the payload works; otherwise the tests above would prove nothing."""
     monkeypatch.chdir(tmp_path)
     path = BAD_FILES["pickle that calls os.system"].make(tmp_path)
     torch.load(path, weights_only=False)
@@ -76,7 +76,7 @@ def test_where_our_own_check_of_a_pickle_is_passed_torch_refuses_it_still(
 def open_all(sources: list[Path]) -> tuple[int, float]:
     """Open files with 1.2 GB to spare; return how many got a documented error, and by how many MB the process grew."""
     resource.setrlimit(resource.RLIMIT_AS, (kilobytes("VmSize") * 1024 + 1_200_000_000,) * 2)
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = kilobytes("VmRSS")
     refused = 0
     for source in sources:

@@ -1,4 +1,4 @@
-"""Reading gives the numbers that were saved, from every container and layout, and asks where it cannot know."""
+"""Reading gives the saved values from every container and layout, and asks in ambiguous cases."""
 
 import argparse
 import importlib
@@ -32,7 +32,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def some_tensors() -> Tensors:
-    """Names and shapes of a model, with the shapes that containers get wrong: none, empty, transposed, shared."""
+    """Return tensors with shapes that containers often get wrong: scalar, empty, transposed, shared."""
     generator = torch.Generator().manual_seed(5)
     matrix = torch.randn(7, 11, generator=generator)
     return {
@@ -331,7 +331,7 @@ def test_names_that_become_the_same_are_refused() -> None:
 
 
 def cached_repository(tensors: Tensors, folder: Path, commit: str) -> Path:
-    """Lay out a repository as the Hub's client leaves it: snapshots of links into a folder of blobs."""
+    """Lay out a repository like the Hub's client: snapshots with links into a folder of blobs."""
     repository = Path(huggingface_hub.constants.HF_HUB_CACHE) / "models--someone--vit"
     shutil.rmtree(repository, ignore_errors=True)
     snapshot, blobs = repository / "snapshots" / commit, repository / "blobs"
@@ -399,7 +399,7 @@ def test_a_torch_file_may_be_overwritten_once_its_tensors_are_read(tmp_path: Pat
 
 
 def is_mapped(tensor: torch.Tensor, path: Path) -> bool:
-    """Whether a tensor's memory is that of a file."""
+    """Return whether a tensor's memory is mapped from a file."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(address, 16) for address in line.split()[0].split("-"))
         if start <= tensor.data_ptr() < end:
@@ -445,7 +445,7 @@ def test_a_mapped_file_that_was_cut_off_before_is_refused(tmp_path: Path) -> Non
 
 
 def imported_with_file_tools() -> set[str]:
-    """Return the modules of ours that are imported, in a process that has none of them."""
+    """Return our modules that the file tools import, starting without any of ours."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "plain_vit"]:
         del sys.modules[name]
     importlib.import_module("plain_vit.files.reading")

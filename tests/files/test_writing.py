@@ -1,4 +1,4 @@
-"""Whatever goes wrong while writing, either the old content is still there and loads, or the new one does."""
+"""If anything goes wrong while writing, either the old or the new content is there and loads."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ from tests.processes import in_a_process, kilobytes, processes
 from tests.sizes import NIGHTLY, draws
 from tests.tiny import tiny_config
 
-tqdm.set_lock(threading.RLock())  # tqdm's own is one for all processes, and a child that is killed may hold it
+tqdm.set_lock(threading.RLock())  # tqdm's own lock is shared by all processes, and a killed child may hold it
 
 
 def some_tensors(value: float = 1.0) -> dict[str, torch.Tensor]:
@@ -44,14 +44,14 @@ def some_tensors(value: float = 1.0) -> dict[str, torch.Tensor]:
 
 
 def write_version(target: Path, version: int, force: bool = True) -> None:
-    """Write a folder of shards and a configuration that all tell the same version."""
+    """Write a folder of shards and a configuration that all contain the same version."""
     with staged_folder(target, force=force) as folder:
         save_state_dict(some_tensors(version), folder / "model.safetensors", max_shard_size="300KB", progress=False)
         (folder / "config.json").write_text(json.dumps({"model_type": "plain_vit", "version": version}))
 
 
 def version_of(target: Path) -> int:
-    """Read the whole folder and return its version, after checking that it is of one piece."""
+    """Read the whole folder, check that its files have one version, and return the version."""
     checkpoint = read_checkpoint(target)
     assert checkpoint.config is not None
     version = checkpoint.config["version"]
@@ -61,7 +61,7 @@ def version_of(target: Path) -> int:
 
 
 def recover(target: Path) -> bool:
-    """Let a writer that is turned away clear up after one that was killed; tell if anything was left."""
+    """Let a refused writer clean up after a killed one, and return whether anything was left."""
     left = any(target.with_name(f".plain-vit-{role}.{target.name}").exists() for role in ("new", "old"))
     with pytest.raises(OutputError, match="is a folder|already exists"), staged_file(target):
         pytest.fail("the block must not run")
@@ -383,7 +383,7 @@ def write_for_ever(target: Path, started: Any) -> None:
 
 
 def interrupted_at(moment: float, target: Path, with_signal: signal.Signals) -> int:
-    """Stop a process that rewrites the target without end; return the last version it said was finished."""
+    """Stop a process that rewrites the target in a loop, and return the last version that it reported as finished."""
     finished = processes.Value("i", version_of(target), lock=False)
     child = processes.Process(target=write_for_ever, args=(target, finished), daemon=True)
     child.start()
@@ -671,7 +671,7 @@ def copy(source: Path, target: Path) -> None:
 def growth_of_a_copy(small: Path, source: Path, target: Path) -> int:
     """Copy a small checkpoint, so that all code is in memory, then another; return how many bytes that one took."""
     copy(small, target.with_name("small copy"))
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = kilobytes("VmRSS")
     copy(source, target)
     return (kilobytes("VmHWM") - before) * 1024

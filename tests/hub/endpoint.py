@@ -49,7 +49,7 @@ LARGE_BYTES = 10 * 1024 * 1024
 
 @dataclass
 class Fault:
-    """What goes wrong with the next requests of a kind."""
+    """A fault of the next requests of a kind."""
 
     method: str
     path: str
@@ -61,7 +61,7 @@ class Fault:
 
 
 class Refused(Exception):
-    """An answer other than 200, with the headers by which the client tells one error from another."""
+    """An answer other than 200, with the headers by which the client distinguishes errors."""
 
     def __init__(self, status: int, message: str, code: str = "", **headers: str) -> None:
         super().__init__(message)
@@ -143,13 +143,13 @@ class HubEndpoint:
         self.faults.append(Fault(method, path, times, after=after))
 
     def lose_answer(self, method: str, path: str, *, times: int = 1) -> None:
-        """Do what the next such requests ask, but close the connection instead of answering."""
+        """Carry out the next such requests, but close the connection instead of answering."""
         self.faults.append(Fault(method, path, times, late=True))
 
     def add_repository(
         self, repo_id: str, kind: str = "model", files: Mapping[str, bytes] | None = None, *, private: bool = False
     ) -> str:
-        """Make a repository that holds these files; return its commit."""
+        """Create a repository with these files, and return its commit."""
         repository = Repository.new(repo_id, kind, private)
         if files:
             entries = {path: self.store(path, data) for path, data in files.items()}
@@ -229,7 +229,7 @@ class Repository:
         return self.commits[self.resolve(revision)]["files"]
 
     def listed(self, path: str, revision: str) -> dict[str, Any]:
-        """Return what the Hub says of one file."""
+        """Return the Hub's description of a file."""
         commit = self.resolve(revision)
         entry = self.commits[commit]["files"][path]
         said = {"type": "file", "path": path, "size": entry["size"], "oid": entry["oid"]}
@@ -555,7 +555,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def metadata_faults(data: object) -> list[str]:
-    """Return what the Hub's server would refuse in a card's metadata, as far as its documentation tells the types."""
+    """Return the errors of the Hub's server for a card's metadata, as far as the types are documented."""
     if not isinstance(data, dict):
         return ["the metadata is not a mapping"]
     texts = ("license", "license_name", "license_link", "library_name", "pipeline_tag", "base_model_relation")

@@ -1,4 +1,4 @@
-"""Files that must not be uploaded: fake secrets, pickles, archives, training states and leftovers of programs."""
+"""Files that must not be uploaded: fake secrets, pickles, archives, training states and temporary files."""
 
 import base64
 import bz2

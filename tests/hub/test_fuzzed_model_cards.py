@@ -1,4 +1,4 @@
-"""Model cards of generated models: what they say, followed by hand, is what the model and its image processor do."""
+"""Model cards of generated models: following their text by hand gives the results of model and image processor."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Pushing and loading over real HTTP: what arrives is what was looked at, whole, and opens everywhere."""
+"""Pushing and loading over real HTTP: exactly the checked files arrive, complete, and open everywhere."""
 
 import importlib
 import json
@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Do not wait between tries; return how long each wait would have been."""
+    """Skip the waits between retries, and return their lengths."""
     seconds: list[float] = []
     monkeypatch.setattr("time.sleep", seconds.append)
     return seconds

@@ -1,4 +1,4 @@
-"""Licence files of a source: they go with the weights, and nothing that only has their name does."""
+"""Licence files of a source are saved with the weights; other files with the same name are not."""
 
 import os
 import warnings

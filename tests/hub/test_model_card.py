@@ -1,4 +1,4 @@
-"""Model cards: they pass the Hub's validators, contain known facts only, and manual edits are kept."""
+"""Model cards pass the Hub's validators, contain only known facts, and keep manual edits."""
 
 import ast
 import json

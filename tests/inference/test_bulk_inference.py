@@ -1,4 +1,4 @@
-"""Features and predictions of many images: numbers, borders of shards, processes, kills, and unreadable images."""
+"""Features and predictions of many images: values, shard boundaries, processes, kills, and unreadable images."""
 
 import contextlib
 import csv
@@ -62,7 +62,7 @@ def predict(**options: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved classifier of 4 classes, every parameter random."""
+    """Return a saved classifier of 4 classes with random parameters."""
     folder = tmp_path_factory.mktemp("model")
     config = tiny_config(num_labels=4, id2label={number: f"class {number}" for number in range(4)})
     randomize_(PlainViTForImageClassification(config)).eval().save_pretrained(folder)
@@ -73,7 +73,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of images of many sizes."""
+    """Return a folder of images of many sizes."""
     folder, generator = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for number in range(IMAGES):
         height, width = generator.integers(5, 60, 2)
@@ -215,11 +215,11 @@ def test_predicted_numbers_are_those_of_the_pipeline_in_the_model_s_order(
     assert "%" not in capsys.readouterr().out
 
 
-# Borders, processes, streams, kills
+# Shard boundaries, processes, streams, kills
 
 
 def as_parquet(images: Path, folder: Path, sizes: list[int]) -> Path:
-    """Write the images as parquet files of these numbers of rows."""
+    """Write the images as parquet files with these numbers of rows."""
     files, begin = sorted(images.glob("*.png")), 0
     for number, size in enumerate(sizes):
         rows = [{"bytes": file.read_bytes(), "path": file.name} for file in files[begin : begin + size]]
@@ -259,7 +259,7 @@ def test_two_processes_with_workers_write_the_bytes_of_one(
 
 
 def test_a_run_is_that_of_an_image_processor_whatever_names_its_class(model: Path) -> None:
-    """So that a run begun before the names were in `to_dict` is resumed."""
+    """Runs that began before the names were in `to_dict` can be resumed."""
     ours = opened(model)[1]
     names = {"image_processor_type", "auto_map"}
     assert processor_settings(ours) == {name: value for name, value in ours.to_dict().items() if name not in names}
@@ -312,7 +312,7 @@ def test_a_complete_run_that_lost_any_shards_gets_them_back(
             file.unlink()
         assert extract(**options, resume=True)["images"] == IMAGES
         assert contents(tmp_path / "out") == whole
-    other = files[3].with_stem("part-000001-000009")  # no shard of this run
+    other = files[3].with_stem("part-000001-000009")  # not a shard of this run
     shutil.copy(files[3], other)
     with pytest.raises(OutputExistsError, match=r"part-000001-000009.parquet is not a shard of this run: remove it"):
         extract(**options, resume=True)
@@ -322,13 +322,13 @@ def test_a_complete_run_that_lost_any_shards_gets_them_back(
 
 
 def with_threads(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    """Read with so many threads, while torch computes with as many as before: its sums depend on their number."""
+    """Set the number of reading threads, but not of torch's threads, on which the order of sums depends."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
 
 
 def opening_together(threads: int, opened_by: set[int]) -> Callable[[Any], Any]:
-    """Return `open_stored`, which notes its thread, and of which so many calls wait for one another at first."""
+    """Return an `open_stored` that records its threads; the first `threads` calls wait for one another."""
     meeting, number, open_stored = threading.Barrier(threads), itertools.count(), decoding.open_stored
 
     def open_together(stored: Any) -> Any:
@@ -364,7 +364,7 @@ def test_any_number_of_threads_reads_the_same(
         manifests[threads] = extract(**options, output_dir=str(out), corrupted="skip")
         assert len(opened_by) >= threads
         assert (threading.get_ident() in opened_by) == (threads == 1)
-        del manifests[threads]["environment"]  # with the number of threads
+        del manifests[threads]["environment"]  # contains the number of threads
         shards[threads] = contents(out / "data")
         named[threads] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
         with pytest.raises(DataError) as error:
@@ -421,7 +421,7 @@ def test_an_error_of_the_image_processor_that_is_of_no_single_image_is_its_own_w
     rows = [{"image": {"path": str(file), "bytes": None}} for file in sorted(images.glob("*.png"))]
     for threads in (1, 3):
         with_threads(monkeypatch, threads)
-        with pytest.raises(ValueError, match="tensor"):  # images of several sizes, which nothing pads
+        with pytest.raises(ValueError, match="tensor"):  # images of several sizes without padding
             list(Parts(rows, PlainViTImageProcessor(do_resize=False), 7, 3, [Shard(0, 0)]))
     assert not reading_threads()
 
@@ -437,14 +437,14 @@ def test_threads_end_with_their_batch_and_on_an_interrupt(images: Path, monkeypa
     def interrupted(image: Any) -> Any:
         begun.append(image)
         if len(begun) == 3:
-            os.kill(os.getpid(), signal.SIGINT)  # as the keyboard does
+            os.kill(os.getpid(), signal.SIGINT)  # like Ctrl-C
         time.sleep(0.2)
         return image
 
     monkeypatch.setattr(bulk_inference, "decode_image", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(Parts(rows, PROCESSORS["plain-vit"], IMAGES, IMAGES, [Shard(0, 0)]))
-    assert len(begun) < IMAGES  # the rest of the batch is given up
+    assert len(begun) < IMAGES  # the rest of the batch is abandoned
     assert not reading_threads()
 
 
@@ -582,11 +582,11 @@ def test_an_image_for_which_an_image_processor_raises_any_error_is_named(images:
     assert "odd sides" in broken
 
 
-# Answers that are not finite numbers
+# Outputs that are not finite
 
 
 def with_large_weights(model: Path, folder: Path, **sizes: float) -> Path:
-    """Return a copy of a model in which all weights of these modules are of these sizes."""
+    """Return a copy of a model in which all weights of these modules have these magnitudes."""
     classifier, processor = opened(model)
     with torch.no_grad():
         for name, module in classifier.named_modules():
@@ -642,7 +642,7 @@ def test_the_image_of_an_answer_that_is_not_finite_is_named() -> None:
     assert with_columns({"rows": [], "paths": [], "names": []}, empty, {})["columns"] == empty
 
 
-# What is refused
+# Errors
 
 
 def test_a_folder_of_another_run_or_with_other_files_is_refused(model: Path, images: Path, tmp_path: Path) -> None:
@@ -677,7 +677,7 @@ def test_images_of_other_sizes_under_the_same_names_are_not_resumed_and_copies_a
     for name in ("images", "copied", "changed"):
         (tmp_path / name).mkdir()
         for file in images.glob("*.png"):
-            (tmp_path / name / file.name).write_bytes(file.read_bytes())  # with times of its own
+            (tmp_path / name / file.name).write_bytes(file.read_bytes())  # with new modification times
     Image.new("RGB", (7, 5)).save(tmp_path / "changed" / "17.png")
     data = {}
     for name in ("images", "copied", "changed"):

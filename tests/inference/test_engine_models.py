@@ -1,4 +1,4 @@
-"""Models that run in an engine: their numbers, what they refuse, and the scripts and commands that take them."""
+"""Models that run in an engine: outputs, errors, and the scripts and commands that accept them."""
 
 import copy
 import functools
@@ -53,7 +53,7 @@ build = functools.partial(tiny.build, id2label=LABELS, label2id={name: number fo
 
 
 def run(program: str, *arguments: object) -> str:
-    """Run a program in a process of its own, with an end; return what it printed."""
+    """Run a program in a separate process with a time limit, and return its output."""
     return run_forked(["-c", textwrap.dedent(program), *map(str, arguments)])
 
 
@@ -68,7 +68,7 @@ def threads() -> Any:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
-    """A saved classifier and encoder, each exported to each engine; no test writes there."""
+    """Return read-only folders of a saved classifier and encoder, each exported to each engine."""
     folder = tmp_path_factory.mktemp("folders")
     classifier = build()
     height, width = classifier.config.image_shape
@@ -83,7 +83,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of images."""
+    """Return a folder of images."""
     folder, generator = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for number in range(IMAGES):
         Image.fromarray(generator.integers(0, 256, (30, 40, 3), dtype=np.uint8)).save(folder / f"{number:02d}.png")
@@ -141,7 +141,7 @@ def test_images_of_a_batch_stay_in_their_order_when_it_is_divided() -> None:
 
 @pytest.mark.slow
 def test_threads_that_share_a_model_get_the_numbers_of_one(folders: Path) -> None:
-    """In a process of its own: calls that meet may wait for each other for ever."""
+    """Use a separate process, because concurrent calls could deadlock."""
     program = """
         import sys, torch
         from concurrent.futures import ThreadPoolExecutor
@@ -209,8 +209,8 @@ def test_batches_of_the_expected_size_run_in_a_graph_of_that_shape(
     model = build()
     prepared: Any = prepare_for_inference(model, engine="openvino", batch_size=batch_size)
     of_any_size, made = "?", list(batches)
-    pieces = [str(openvino_runtime.PIECE)] * 2  # kernels are made by one stream, then the streams
-    assert made == [of_any_size, *(["1"] if batch_size == 1 else pieces)]  # the first is the check of the export
+    pieces = [str(openvino_runtime.PIECE)] * 2  # one stream compiles the kernels before the others
+    assert made == [of_any_size, *(["1"] if batch_size == 1 else pieces)]  # the first compilation checks the export
     for count in (batch_size, *others):
         images = pixels(count)
         with torch.no_grad():
@@ -244,7 +244,7 @@ def test_streams_with_other_numbers_than_one_stream_are_refused(
 
 @pytest.mark.slow
 def test_streams_have_the_numbers_of_the_model_in_every_process(tmp_path: Path) -> None:
-    """Where streams made their kernels at the same time, 4 to 12% of processes computed wrong numbers."""
+    """When streams compile kernels concurrently, 4 to 12% of processes compute wrong outputs."""
     config = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 2}
     model = build(image_size=224, patch_size=16, **config)
     to_engine(model, tmp_path / "graph", engine="openvino")
@@ -299,7 +299,7 @@ def test_threads_that_share_loops_freely_give_the_same_bits(monkeypatch: pytest.
 
 @pytest.fixture(scope="module")
 def prepared_models(traced_once: None) -> dict[str, Any]:
-    """A model prepared for each engine, with packed weights; the graph's own folder is gone."""
+    """Return a model prepared with torch and with each engine; torch's has packed weights."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(inference, "is_worth_packing", lambda dtype: True)
         return {engine: prepare_for_inference(build(), engine=engine, batch_size=2) for engine in ["torch", *ENGINES]}
@@ -338,12 +338,12 @@ def test_started_processes_run_every_engine(way: str, prepared_models: dict[str,
 
 def add_logits(batch: dict[str, Any], model: Any) -> dict[str, Any]:
     """Add the logits of the images of a batch."""
-    torch.set_num_threads(1)  # as torch asks of any process that was forked
+    torch.set_num_threads(1)  # torch requires this in forked processes
     return {"logits": model(torch.tensor(batch["images"])).logits.tolist()}
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # of Python 3.12, for any fork
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # Python 3.12 warns at any fork
 @pytest.mark.parametrize("engine", ["torch", *ENGINES])
 def test_datasets_map_in_several_processes(engine: str, prepared_models: dict[str, Any]) -> None:
     model, images = prepared_models[engine], pixels(4)
@@ -403,7 +403,7 @@ def test_transformers_pipeline_takes_it(folders: Path, images: Path) -> None:
 
 @pytest.mark.slow
 def test_signals_arrive_after_models_have_come_and_gone(folders: Path) -> None:
-    """Two `openvino.Core` that end in the order in which they began leave signals a stack that is gone."""
+    """Two `openvino.Core` destroyed in the order of their creation leave signal handlers with a freed stack."""
     program = """
         import gc, os, signal, sys
         from plain_vit.inference import open_exported
@@ -417,7 +417,7 @@ def test_signals_arrive_after_models_have_come_and_gone(folders: Path) -> None:
     assert run(program, folders / "classifier-openvino") == "arrived\n"
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.slow
@@ -587,7 +587,7 @@ def test_a_graph_in_int8_is_run_from_its_folder_with_the_numbers_of_openvino(
 ) -> None:
     model = PlainViTForImageClassification.from_pretrained(folders / "classifier")
     processor = PlainViTImageProcessor.from_pretrained(folders / "classifier")
-    # Random weights suffer more from int8 than trained ones: what is tested here is that the graph of the folder runs.
+    # Random weights lose more accuracy in int8 than trained ones: this only tests that the folder's graph runs.
     options = EngineOptions(precision="int8", calibration=images, tolerance=1.0)
     to_engine(model, tmp_path / "int8", engine="openvino", image_processor=processor, options=options)
     plain, fast = run_both(
@@ -598,7 +598,7 @@ def test_a_graph_in_int8_is_run_from_its_folder_with_the_numbers_of_openvino(
     assert fast["probability"] != plain["probability"]
     pictures = [Image.open(file) for file in sorted(images.iterdir())]
     pixel_values = processor(pictures, return_tensors="pt")["pixel_values"].numpy()
-    # The graph of four images adds up in another order than that of any number, and in int8 a rounding may turn.
+    # The graph for four images sums in a different order than the graph for any number, which may change int8 rounding.
     core, whole = openvino.Core(), IMAGES - IMAGES % openvino_runtime.PIECE
     graph = core.read_model(tmp_path / "int8" / "openvino_model.xml")
     of_any_size = core.compile_model(graph.clone(), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})

@@ -1,7 +1,7 @@
-"""Generated options of the scripts that run a model over images, in one process and two, against the plainest loop.
+"""Random options of the scripts that run a model over images, in one and two processes, compared with a simple loop.
 
-The loop opens each file with Pillow, gives it to the image processor alone, and the model one image at a time; it knows
-nothing of datasets, batches, classes matched by name, shards or processes.
+The loop opens each file with Pillow and passes single images through image processor and model, without datasets,
+batches, matching of classes by name, shards or processes.
 """
 
 import csv

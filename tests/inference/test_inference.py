@@ -1,4 +1,4 @@
-"""Models prepared for inference: their logits, what they refuse, and that the original model is unchanged."""
+"""Models prepared for inference: logits, errors, and an unchanged original model."""
 
 import copy
 import functools
@@ -31,7 +31,7 @@ from tests.conftest import randomize_
 from tests.sizes import few
 from tests.tiny import VARIATIONS, build, difference, in_turn, pixels, tiny_config
 
-REORDERED = 1e-5  # sums are taken in another order, gains are multiplied in before
+REORDERED = 1e-5  # sums are taken in a different order, and gains are folded into weights
 
 
 @pytest.fixture(autouse=True, params=["packed", "not packed"])

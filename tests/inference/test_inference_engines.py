@@ -1,4 +1,4 @@
-"""Graphs for ONNX Runtime and OpenVINO: their numbers, the folder around them, and what is refused."""
+"""Graphs for ONNX Runtime and OpenVINO: outputs, exported folders, and errors."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The service over an exported ONNX file: answers, limits, broken and hostile requests, load, and its end."""
+"""The service for an exported ONNX file: answers, limits, broken and malicious requests, load, and shutdown."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ LIMITS = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved classifier, every parameter random, with scores that differ between images."""
+    """Return a saved classifier with random parameters, whose scores differ between images."""
     folder = tmp_path_factory.mktemp("model")
     config = tiny_config(num_hidden_layers=1, id2label={number: f"class {number}" for number in range(7)})
     randomize_(PlainViTForImageClassification(config)).eval().save_pretrained(folder)
@@ -61,14 +61,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that is served."""
+    """Return the exported folder that is served."""
     folder = tmp_path_factory.mktemp("exported") / "onnx"
     assert main(["export", str(model), str(folder), "--to", "onnx"]) == 0
     return folder
 
 
 def serve(words: list[str], log: Path, descriptors: int) -> None:
-    """Be the service, with its output in a file and so many descriptors."""
+    """Run the service in this process, with its output in a file and a limit of file descriptors."""
     os.setsid()
     for output in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), output)
@@ -79,7 +79,7 @@ def serve(words: list[str], log: Path, descriptors: int) -> None:
 
 @contextmanager
 def served(folder: Path, log: Path, descriptors: int = 4096, **limits: object) -> Iterator[tuple[BaseProcess, str]]:
-    """Start the service on a free port, with so many descriptors; return its process and address."""
+    """Start the service on a free port with a limit of file descriptors, and yield its process and address."""
     options = {"port": 0, "threads": 1, **limits}
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     log.touch()
@@ -99,7 +99,7 @@ def served(folder: Path, log: Path, descriptors: int = 4096, **limits: object) -
 
 
 def end(process: BaseProcess, log: Path) -> dict[str, int]:
-    """Wait for a terminated server to end; return what it counted."""
+    """Wait for a terminated server to end, and return its counts."""
     process.join(60)
     assert process.exitcode == -signal.SIGTERM
     assert "Traceback" not in log.read_text(), log.read_text()
@@ -109,7 +109,7 @@ def end(process: BaseProcess, log: Path) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def address(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with small limits. When the tests are over it ends by itself, and no request is unaccounted for."""
+    """Start a server with small limits; after the tests it must shut down cleanly with every request accounted for."""
     log = tmp_path_factory.mktemp("server") / "log"
     with served(exported, log, **LIMITS) as (process, address):
         yield address
@@ -182,7 +182,7 @@ def test_answers_are_those_of_transformers_pipeline_for_images_of_every_kind(
         assert found[name] == pytest.approx(expected, abs=TOLERANCE), name
         assert list(found[name].values()) == sorted(found[name].values(), reverse=True)
     spread = [max(one.values()) for one in found.values()]
-    assert max(spread) - min(spread) > 100 * TOLERANCE  # not one answer for all
+    assert max(spread) - min(spread) > 100 * TOLERANCE  # answers differ between images
 
 
 @pytest.mark.slow
@@ -248,14 +248,14 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 def scans(count: int) -> bytes:
-    """Return a progressive JPEG whose last scan is repeated up to so many; each passes over all pixels."""
+    """Return a progressive JPEG whose last scan is repeated up to `count` scans; each covers all pixels."""
     data = encoded(picture(), "JPEG", progressive=True)
     start = data.rindex(b"\xff\xda")
     return data[:start] + data[start:-2] * (count + 1 - data.count(b"\xff\xda")) + data[-2:]
 
 
 def texts(count: int) -> bytes:
-    """Return a small PNG with so many texts that are a megabyte each once they are read."""
+    """Return a small PNG with `count` text chunks that decompress to a megabyte each."""
     chunk = b"zTXtname\x00\x00" + zlib.compress(bytes(1_000_000))
     text = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
     return PNG[:33] + text * count + PNG[33:]
@@ -314,7 +314,7 @@ def test_all_broken_images_of_a_request_are_named(client: httpx2.Client) -> None
 
 
 def header_of(kind: str, width: int, height: int) -> bytes:
-    """Return a file of a few bytes whose header promises an image of this size."""
+    """Return a file of a few bytes whose header claims an image of this size."""
     if kind == "PNG":
         header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
         pixels = b"IDAT" + zlib.compress(bytes(1000))
@@ -372,7 +372,7 @@ def test_an_image_is_bounded_as_it_is_resized_too(exported: Path, monkeypatch: p
             classifier.read("thin.png", encoded(picture(size=size)), most)
     with pytest.raises(app.BadImage, match="has 60 x 4090 pixels, resized"):
         classifier.read("turned.jpg", encoded(picture(size=(4090, 60)), "JPEG", exif=turned), most)
-    assert sizes == [(900, 60)]  # no other one came to be resized
+    assert sizes == [(900, 60)]  # no other image reached resizing
     cropped.do_resize = False
     assert classifier.read("thin.png", encoded(picture(size=(4090, 60))), most).shape == (3, 24, 56)
 
@@ -390,7 +390,7 @@ def test_a_form_that_breaks_off_anywhere_is_refused(client: httpx2.Client) -> No
 
 
 def mutated(count: int) -> Iterator[bytes]:
-    """Yield image files with wrong, missing and repeated bytes."""
+    """Yield image files with changed, missing and repeated bytes."""
     random = np.random.default_rng(0)
     originals = [encoded(picture(1), kind) for kind in app.FORMATS]
     for number in range(count):
@@ -412,11 +412,11 @@ def test_mutated_images_are_classified_or_refused(client: httpx2.Client) -> None
     assert predict(client, PNG).status_code == 200
 
 
-# Whole requests, as they are sent
+# Raw requests
 
 
 def sent(address: str, *pieces: bytes, seconds: float = 60) -> bytes:
-    """Send all pieces before anything is read, as simple clients do; return what comes until the server closes."""
+    """Send all pieces before reading, like simple clients, and return the answer until the server closes."""
     host, port = address.split(":")
     with socket.create_connection((host, int(port)), timeout=seconds) as one:
         for piece in pieces:
@@ -494,7 +494,7 @@ def test_files_of_a_form_take_no_descriptors() -> None:
 
 @contextmanager
 def begun(address: str, count: int, body: bytes = PNG) -> Iterator[list[socket.socket]]:
-    """Open connections with requests of which the last byte is missing."""
+    """Open connections with requests that lack the last byte."""
     host, port = address.split(":")
     sockets = [socket.create_connection((host, int(port))) for _ in range(count)]
     head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -558,7 +558,7 @@ def test_a_connection_that_drips_after_an_answer_is_closed_in_time(address: str)
 
 
 def drip(address: str, count: int, until: float) -> None:
-    """Hold so many connections that send a byte of their headers now and then, and come again when closed."""
+    """Hold `count` connections that occasionally send a byte of their headers, and reconnect when closed."""
     host, port = address.split(":")
     sockets: list[socket.socket] = []
     while time.monotonic() < until:
@@ -672,7 +672,7 @@ def slow_scores(images: list[np.ndarray]) -> np.ndarray:
 
 
 def in_batches(use: Callable[[Any], Any], **options: Any) -> Any:
-    """Run a coroutine with a queue that runs `slow_scores`; return both."""
+    """Run a coroutine with a queue that runs `slow_scores`, and return both."""
 
     async def run() -> Any:
         batches = app.Batches(slow_scores, **{"max_batch": 4, "max_wait": 0.0} | options)
@@ -718,7 +718,7 @@ def test_images_whose_client_has_gone_are_not_computed() -> None:
 
 
 def in_decoders(use: Callable[[Any], Any], max_pixels: int = 100) -> Any:
-    """Run a coroutine with the threads that decode, of which there is one; return them and its result."""
+    """Run a coroutine with a single decoding thread, and return the decoder and the result."""
 
     async def run() -> Any:
         decoders = app.Decoders(max_pixels)
@@ -770,7 +770,7 @@ def test_images_that_nobody_waits_for_are_forgotten_and_those_in_work_count_unti
 
 
 class SlowClassifier:
-    """Stands for a model that takes its time."""
+    """Replacement for a slow model."""
 
     scores = staticmethod(slow_scores)
     config = PlainViTConfig(num_labels=1)
@@ -786,7 +786,7 @@ class SlowClassifier:
 
 
 class SlowDecoder(SlowClassifier):
-    """Stands for images that take their time."""
+    """Replacement for images that decode slowly."""
 
     def read(self, name: str, data: bytes, max_pixels: int) -> np.ndarray:
         time.sleep(0.5)
@@ -794,7 +794,7 @@ class SlowDecoder(SlowClassifier):
 
 
 def in_service(classifier: SlowClassifier, use: Callable[..., Any], **limits: Any) -> Any:
-    """Run a coroutine with a service, one request to it, and what to set when its client leaves; return the service."""
+    """Run a coroutine with a service, a request and an event for the client leaving, and return the service."""
 
     async def run() -> Any:
         service, left = app.Service(classifier, app.Limits(max_batch=1, **limits)), asyncio.Event()
@@ -842,7 +842,7 @@ def test_work_that_takes_too_long_is_put_off(classifier: SlowClassifier) -> None
         await asyncio.gather(*queue)
 
     service = in_service(classifier, use, max_work_seconds=0.1)
-    assert service.batches.counts["images"] == 4  # the request's is not among them
+    assert service.batches.counts["images"] == 4  # without the request's image
     assert {name for name, count in service.counts.items() if count} == {"accepted", "postponed"}
 
 

@@ -302,6 +302,9 @@ def test_a_backbone_s_maps_are_the_model_s_hidden_states(name: str) -> None:
     outputs = backbone.eval()(pixels(), output_hidden_states=True, output_attentions=True)
     states = model(pixels(), output_hidden_states=True, output_attentions=True).hidden_states
     assert backbone.channels == [40, 40, 40]
+    backbone.out_indices = [0, -2, -1]
+    for chosen, feature_map in zip(backbone(pixels()).feature_maps, outputs.feature_maps, strict=True):
+        assert torch.equal(chosen, feature_map)
     assert len(outputs.hidden_states) == 4
     assert len(outputs.attentions) == 3 * config.num_branches
     for feature_map, index in zip(outputs.feature_maps, [0, 2, 3], strict=True):

@@ -1,4 +1,4 @@
-"""Distributions, of which the wheel is built once for all tests, and folders over HTTP."""
+"""Fixtures for distributions (the wheel is built once for all tests) and for folders served over HTTP."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""The rooms of the package: imports flow one way, without an exception, and docs/architecture.md names them all."""
+"""The rooms of the package: imports go one way, without exceptions, and docs/architecture.md names all rooms."""
 
 import ast
 from pathlib import Path

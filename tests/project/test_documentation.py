@@ -1,6 +1,6 @@
-"""Pages that need no training do what they say, here, in this environment; the menu and a table are complete.
+"""The code on pages that need no training works in this environment; the menu and a table are complete.
 
-`tests/project/test_documentation_installed.py` runs the README, and nightly every page, as a newcomer does.
+`tests/project/test_documentation_installed.py` runs the README, and every page in the nightly run, like a new user.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""Every block of the README and of docs/ as a new user runs it: in an empty folder, with the wheel.
+"""Run every block of the README and docs/ like a new user: in an empty folder, with the wheel.
 
-The environment is a new one. What plain-vit requires is lent to it from the environment of the tests: for the README
-what its lines have installed so far, for the other pages everything. The wheel itself comes over HTTP from an index of
-one package, by the lines that the pages give; `pip install .` becomes the same line, as the wheel is built once.
+The environment is new. Dependencies of plain-vit are taken from the environment of the tests: for the README those that
+its lines have installed so far, for other pages all of them. The lines on the pages install the wheel over HTTP from an
+index with one package; `pip install .` is replaced by the same line, because the wheel is built only once.
 """
 
 import importlib.metadata
@@ -33,7 +33,7 @@ SHOWN = ("text", "console", "js", "json", "")  # what a block prints, a command 
 GPUS = "eight GPUs, or eight machines of them, and ImageNet"
 CLONE = "these two set up an environment from the package registries, and run these tests"
 LAUNCHED = "accelerate launch --config_file examples/accelerate_configs/"
-# The blocks that do not run here, by how they begin, each with the reason. No other block is left out.
+# Blocks that are not run, by their beginning, with the reason. All other blocks are run.
 NOT_RUN = {
     "make demo": CLONE,
     f"{LAUNCHED}gpus.yaml examples/finetune_image_classification.py --recipe vit-imagenet ": GPUS,
@@ -42,8 +42,8 @@ NOT_RUN = {
     f"{LAUNCHED}gpus.yaml examples/pretrain_masked_patches.py": GPUS,
 }
 
-# Runs the blocks of one page one after the other, the Python ones and the lines of "command" in one session, and writes
-# what each printed.
+# Runs the blocks of a page in order, Python blocks and the lines of "command" in one session, and writes the output of
+# each.
 SESSION = """
 import contextlib, importlib, io, json, os, subprocess, sys
 names = {"__name__": "__main__"}

@@ -1,4 +1,4 @@
-"""Declared dependencies, and the wheel: its content, its metadata, its use without the checkout."""
+"""Declared dependencies, and the wheel: its content, metadata, and use without the checkout."""
 
 import ast
 import functools
@@ -37,7 +37,7 @@ TINY = {"image_size": (8, 12), "patch_size": 4, "hidden_size": 12, "num_hidden_l
 
 
 def declared(*extras: str) -> set[str]:
-    """The requirements that `pip install plain-vit[EXTRAS]` brings."""
+    """Return the requirements that `pip install plain-vit[EXTRAS]` installs."""
     requirements = [Requirement(line) for line in requires("plain-vit") or []]
     named = [
         r for r in requirements if r.marker is None or any(r.marker.evaluate({"extra": extra}) for extra in extras)
@@ -45,7 +45,7 @@ def declared(*extras: str) -> set[str]:
     return {canonicalize_name(requirement.name) for requirement in named}
 
 
-installed_packages = functools.cache(packages_distributions)  # reads the list of files of every distribution
+installed_packages = functools.cache(packages_distributions)  # reads the file lists of all distributions
 
 
 def imported(path: Path) -> set[str]:
@@ -85,7 +85,7 @@ def imported(path: Path) -> set[str]:
 )
 def test_every_import_is_a_declared_requirement(pattern: str, extras: tuple[str, ...]) -> None:
     allowed = declared(*extras) | SOURCES | WHERE_IT_IS.get(pattern, set())
-    engines = pattern.endswith("_runtime.py")  # these have an extra of their own
+    engines = pattern.endswith("_runtime.py")  # these have their own extra
     paths = [path for path in ROOT.glob(pattern) if path.name.endswith("_runtime.py") == engines]
     undeclared = {path: imported(path) - allowed for path in paths}
     assert undeclared

@@ -30,7 +30,7 @@ APP = ROOT / "examples" / "space" / "app.py"
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Start the app as its users do; return where it is."""
+    """Start the app like its users, and return its address."""
     folder = tmp_path_factory.mktemp("space")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.training.hardware.sharding import blocks_to_shard, shard
 
-# Kind of each operation, and the place of its process group, after the tensors.
+# Kind of each operation, and the index of its process group argument, after the tensors.
 KINDS = {
     "allreduce_": ("all_reduce", 1),
     "_allgather_base_": ("all_gather", 2),
@@ -28,7 +28,7 @@ NAME = "vit-tiny-patch16-224"
 
 
 class Collectives(TorchDispatchMode):
-    """Counts collectives and the bytes of their largest side, by phase, kind and number of processes."""
+    """Count collectives and the bytes of the larger of input and output, by phase, kind and number of processes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Collectives(TorchDispatchMode):
 
 
 def prepared(strategy: str, accelerator: Accelerator) -> nn.Module:
-    """Return the model as the training scripts prepare it; no script shards within nodes only."""
+    """Return the model as the training scripts prepare it, or sharded within nodes, which no script does."""
     torch.manual_seed(0)
     model = PlainViTForImageClassification(PlainViTConfig.from_name(NAME, num_labels=1000)).train()
     if strategy == "DDP":
@@ -70,7 +70,7 @@ def main() -> None:
     for strategy in sys.argv[1:]:
         model = prepared(strategy, accelerator)
         collectives = Collectives()
-        # DistributedDataParallel makes its buckets in the first step, and sends their order before the second.
+        # DistributedDataParallel builds its buckets in the first step, and sends their order before the second.
         for context in (nullcontext(), nullcontext(), collectives):
             with context:
                 loss = model(torch.randn(1, 3, 224, 224)).logits.float().sum()

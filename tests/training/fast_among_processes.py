@@ -27,12 +27,12 @@ LABELS = torch.tensor([1, 2])
 
 
 def build() -> Any:
-    """Return a model in training mode whose every parameter differs."""
+    """Return a model in training mode with random parameters."""
     return randomize_(PlainViTForImageClassification(tiny_config())).train()
 
 
 def train(model: nn.Module, images: slice = slice(None), begin: Callable[[], object] = lambda: None) -> None:
-    """Make some steps with these two images, or some of them; calls `begin` before each."""
+    """Do several steps on the selected images, calling `begin` before each."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in range(STEPS):
         begin()
@@ -44,7 +44,7 @@ def train(model: nn.Module, images: slice = slice(None), begin: Callable[[], obj
 
 @contextmanager
 def counting() -> Iterator[list[int]]:
-    """Yield a list whose length is the number of dense layers that are computed."""
+    """Yield a list that grows by one entry per computed dense layer."""
     linear, calls = nn.functional.linear, list[int]()
 
     def counted(*args: Any) -> torch.Tensor:
@@ -56,7 +56,7 @@ def counting() -> Iterator[list[int]]:
 
 
 def eager(own: slice) -> tuple[nn.Module, dict[str, Any]]:
-    """Train by DDP; return also the order in which gradients were ready and buckets were sent, of each step."""
+    """Train with DDP; also return for each step the order in which gradients were ready and buckets were sent."""
     model, steps = build(), list[list[list[str]]]()
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: steps[-1].append(["ready", name]))
@@ -74,7 +74,7 @@ def eager(own: slice) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def compiled(own: slice) -> tuple[nn.Module, dict[str, Any]]:
-    """Train by DDP as the scripts do, in one graph; return also the products in it."""
+    """Train with DDP and one compiled graph, like the scripts; also return the products in the graph."""
     model, products = build(), list[str]()
 
     def keep(graph: torch.fx.GraphModule, examples: Any) -> Any:
@@ -88,7 +88,7 @@ def compiled(own: slice) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def sharded(own: slice) -> tuple[nn.Module, dict[str, Any]]:
-    """Train by FSDP2."""
+    """Train with FSDP2."""
     model = build()
     for block in model.vit.layers:
         fully_shard(block)
@@ -99,7 +99,7 @@ def sharded(own: slice) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def sharded_in_bfloat16(own: slice) -> tuple[nn.Module, dict[str, Any]]:
-    """Train by FSDP2 in bfloat16, each block compiled, as the scripts do."""
+    """Train with FSDP2 in bfloat16 and compiled blocks, like the scripts."""
     model = build()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.vit.layers:

@@ -1,9 +1,9 @@
-"""Kills training runs at random moments and resumes them until they end.
+"""Kill training runs at random moments and resume them until they end.
 
     python -m tests.training.kill_matrix --kills 100
 
-Every run has to end with the bits of the run that was not killed: weights, log and results. After each kill every
-checkpoint, and the selected weights, are complete. The processes are forked from this one, with everything imported.
+Every run must end with the same weights, log and results, bit for bit, as a run that was not killed. After each kill,
+all checkpoints and the selected weights must be complete. Processes are forked from this one, with everything imported.
 """
 
 import argparse
@@ -47,7 +47,7 @@ GROWING = {"initial_image_size": 8, "growth_epochs": 2}
 NATIVE = {"native_aspect_ratio": True, "crop_scale": 0.3, "num_workers": 1}
 RANDOM = {"drop_path_rate": 0.3, "hidden_dropout_prob": 0.1}  # of the model
 
-# Processes, options and changes of the model. Usually the tests take every eighth.
+# Processes, options and changes of the model. By default the tests use every eighth.
 SETTINGS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "2 processes, sharded, LoRA, selected": (2, {"shard": True, "lora_rank": 2, "validation_fraction": 0.2}, {}),
     "plain": (1, {}, {}),
@@ -71,7 +71,7 @@ PHASES = ("starting", "training", "evaluating", "writing a checkpoint", "complet
 
 @dataclass
 class Outcome:
-    """What happened to the runs of a setting."""
+    """Outcomes of the runs of a setting."""
 
     kills: Counter[str] = field(default_factory=Counter)
     runs: int = 0
@@ -84,7 +84,7 @@ class Run:
     Args:
         count: number of processes.
         options: options of the script.
-        output: file for what they print.
+        output: file for their output.
     """
 
     def __init__(self, count: int, options: dict[str, Any], output: Path) -> None:
@@ -101,21 +101,21 @@ class Run:
             member.start()
 
     def wait_for_training(self) -> float:
-        """Wait until training begins, or the processes have ended, and return the seconds that it took."""
+        """Wait until training begins or the processes have ended, and return the seconds this took."""
         start = time.monotonic()
         while not self.has_begun.value and any(member.is_alive() for member in self.members):
             time.sleep(0.005)
         return time.monotonic() - start
 
     def wait(self, seconds: float) -> bool:
-        """Return whether all processes have ended after at most this time."""
+        """Wait at most this time, and return whether all processes have ended."""
         end = time.monotonic() + seconds
         for member in self.members:
             member.join(max(0.0, end - time.monotonic()))
         return not any(member.is_alive() for member in self.members)
 
     def kill(self) -> str:
-        """Kill the processes and their workers, and return what the first of them was doing."""
+        """Kill the processes and their workers, and return what the first process was doing."""
         everyone = [each.pid for each in self.members if each.pid] + [
             child for each in self.members if each.pid for child in children_of(each.pid)
         ]
@@ -150,7 +150,7 @@ def _train(rank: int, count: int, port: int, options: dict[str, Any], output: Pa
         traceback.print_exc()
         sys.stdout.flush()
         os._exit(1)
-    os._exit(0)  # without the finalizers of the process that forked this one
+    os._exit(0)  # skips the finalizers inherited from the parent process
 
 
 def _note_phases(phases: Any, begun: Any) -> None:
@@ -177,7 +177,7 @@ def _note_phases(phases: Any, begun: Any) -> None:
 
 
 def kill_and_resume(name: str, folder: Path, kills: int, rng: random.Random) -> Outcome:
-    """Kill the runs of a setting this many times, and let each of them end."""
+    """Kill the runs of a setting this many times, and let every run end."""
     count, changes, fields = SETTINGS[name]
     folder.mkdir(parents=True)
     options = {**COMMON, **changes, "model": str(save_plain_vit(folder / "model", **fields))}
@@ -204,7 +204,7 @@ def kill_and_resume(name: str, folder: Path, kills: int, rng: random.Random) -> 
 
 
 def _start(count: int, options: dict[str, Any], output: Path) -> Run:
-    """Start a run, or resume it."""
+    """Start or resume a run."""
     folder = Path(options["output_dir"])
     if not (folder / "run.json").exists():
         shutil.rmtree(folder, ignore_errors=True)  # killed before anything was written
@@ -212,7 +212,7 @@ def _start(count: int, options: dict[str, Any], output: Path) -> Run:
 
 
 def _ends_before(run: Run, starting: float, training: float, rng: random.Random) -> bool:
-    """Wait for a random moment of the start or of the training, and return whether the run has ended before it."""
+    """Wait for a random moment of startup or training, and return whether the run ended before it."""
     if rng.random() < 0.1:
         return run.wait(rng.uniform(0, starting))
     run.wait_for_training()
@@ -220,13 +220,13 @@ def _ends_before(run: Run, starting: float, training: float, rng: random.Random)
 
 
 def _damage(run: Path) -> list[str]:
-    """Return what is not complete after a kill."""
+    """Return the files that are incomplete after a kill."""
     folders = [*run.glob("checkpoints/step_*"), *run.glob("best"), *run.glob("best_models/step_*")]
     return [f"{each}: {problem}" for each in folders if (problem := manifest_problem(each))]
 
 
 def _difference(run: Path, reference: Path) -> list[str]:
-    """Return how the result of a run differs from that of the run that was not killed."""
+    """Return the differences between the results of a run and the run that was not killed."""
     try:
         assert_same_bits(run, reference)
     except AssertionError:
@@ -238,9 +238,9 @@ def _difference(run: Path, reference: Path) -> list[str]:
 
 
 def run_matrix(names: Sequence[str], folder: Path, kills: int, seed: int) -> dict[str, Outcome]:
-    """Kill runs of each setting until there are so many kills in all; print a row for each setting."""
+    """Kill runs of the settings, `kills` times in total, and print a row for each setting."""
     torch.set_num_threads(1)
-    tqdm.set_lock(threading.RLock())  # tqdm's own is one for all processes, and a child that is killed may hold it
+    tqdm.set_lock(threading.RLock())  # tqdm's own lock is shared by all processes, and a killed child may hold it
     rng, outcomes = random.Random(seed), dict[str, Outcome]()
     print("| setting |", " | ".join([*PHASES, "kills", "runs", "differences"]), "|")
     for number, name in enumerate(names):

@@ -1,6 +1,6 @@
-"""Runs example scripts one after another in the same processes, which start once: `torchrun ... run_cases.py CASES`.
+"""Run example scripts one after another in processes that start only once: `torchrun ... run_cases.py CASES`.
 
-CASES is a JSON file: a list of [script, options], or of [script, options, step before which it stops].
+CASES is a JSON file with a list of [script, options] or [script, options, step before which the run stops].
 """
 
 import json
@@ -20,11 +20,11 @@ from tests.training.runs import call
 
 
 class Stopped(BaseException):
-    """A run ends before it is done."""
+    """Raised to stop a run early."""
 
 
 def run_case(script: str, options: dict[str, object], *, stop_before: int | None = None) -> None:
-    """Run a script with its options, in this process, to its end or up to this step."""
+    """Run a script with its options in this process, to its end or up to a step."""
     begin_step = Loop._begin_step
 
     def begin(loop: Loop[Any]) -> None:
@@ -43,11 +43,11 @@ def run_case(script: str, options: dict[str, object], *, stop_before: int | None
 
 
 def run_in_two(cases: Sequence[tuple[Any, ...]], file: Path) -> str:
-    """Run cases one after another in two processes, with one thread each, and return what they printed.
+    """Run cases one after another in two processes with one thread each, and return their output.
 
     Args:
-        cases: Scripts with their options, and steps before which some stop.
-        file: Where the cases are written.
+        cases: Scripts with their options, and optional steps before which they stop.
+        file: File to which the cases are written.
     """
     file.write_text(json.dumps(cases))
     return run_forked(["-m", "tests.training.run_cases", str(file)], 2, LIMIT * max(1, len(cases)))
@@ -55,7 +55,7 @@ def run_in_two(cases: Sequence[tuple[Any, ...]], file: Path) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)
-    torch._logging._internal._init_logs()  # as TORCH_LOGS says, which was read when torch was imported before the fork
+    torch._logging._internal._init_logs()  # applies TORCH_LOGS, which torch reads only on import, before the fork
     for script, options, *stop in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
         run_case(script, options, stop_before=stop[0] if stop else None)
 

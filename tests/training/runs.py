@@ -50,8 +50,8 @@ TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per
 SMALL = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 20}
 RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [2, 2], "layer_type": "basic"}
 
-# Most of the time of a short run: Accelerate collects garbage, here in all that was imported, and every run encodes the
-# same 1,797 digits.
+# Both would take most of the time of a short run: Accelerate collects garbage among all imported objects, and every run
+# encodes the same 1,797 digits.
 gc.freeze()
 _digits = functools.cache(load_digits)
 EMBEDDED["digits"] = lambda: DatasetDict(_digits())
@@ -59,16 +59,16 @@ EMBEDDED["digits"] = lambda: DatasetDict(_digits())
 
 @functools.cache
 def open_script(name: str) -> Any:
-    """Return one of the examples as a module."""
+    """Import one of the examples as a module."""
     specification: Any = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module  # dataclasses and transformers look it up
+    sys.modules[name] = module  # dataclasses and transformers look up the module
     specification.loader.exec_module(module)
     return module
 
 
 def call(script: str, /, **options: Any) -> Any:
-    """Run a script in this process and return its result; its options may be paths."""
+    """Run a script in this process, and return its result; options may be paths."""
     module, (function, arguments) = open_script(script), ENTRIES[script]
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     return getattr(module, function)(getattr(module, arguments)(**given))
@@ -78,7 +78,7 @@ finetune, pretrain, evaluate, extract, probe, predict = (functools.partial(call,
 
 
 def runs_in(folder: Path, **defaults: Any) -> Callable[..., Path]:
-    """Return what fine-tunes, with these options and others, in a folder of a given name in this one."""
+    """Return a function that fine-tunes, with these and further options, in a named subfolder."""
 
     def run(name: str, **options: Any) -> Path:
         finetune(**{**defaults, "output_dir": folder / name, **options})
@@ -91,12 +91,12 @@ def runs_in(folder: Path, **defaults: Any) -> Callable[..., Path]:
 
 
 def words_of(options: dict[str, object]) -> list[str]:
-    """Return options as they are written on a command line."""
+    """Return options as words of a command line."""
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
 def start(script: str, launcher: list[str], **options: object) -> subprocess.Popen[str]:
-    """Start a script, in a process group of its own, and do not wait for it."""
+    """Start a script in its own process group without waiting for it."""
     environment = {
         **os.environ, "PYTHONFAULTHANDLER": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(EXAMPLES.parent), os.environ.get("PYTHONPATH")))),
@@ -108,7 +108,7 @@ def start(script: str, launcher: list[str], **options: object) -> subprocess.Pop
 
 
 def launch(script: str, launcher: list[str], **options: object) -> str:
-    """Run a script to its end and return what it printed; what `PYTHON` or `TORCHRUN` would start is forked."""
+    """Run a script to its end, and return its output; processes are forked instead of started by the launcher."""
     if launcher in (PYTHON, TORCHRUN):
         return run_forked([str(EXAMPLES / f"{script}.py"), *words_of(options)], 1 if launcher == PYTHON else 2)
     process = start(script, launcher, **options)
@@ -118,10 +118,10 @@ def launch(script: str, launcher: list[str], **options: object) -> str:
 
 
 def finish(process: subprocess.Popen[str], limit: float = LIMIT) -> str:
-    """Wait for a script and return what it printed.
+    """Wait for a script, and return its output.
 
     Raises:
-        AssertionError: It has not ended in time. All its processes are ended and print their stack traces.
+        AssertionError: The script did not end in time; all its processes are aborted and print their stack traces.
     """
     try:
         return process.communicate(timeout=limit)[0]
@@ -129,7 +129,7 @@ def finish(process: subprocess.Popen[str], limit: float = LIMIT) -> str:
         everyone = [*children_of(process.pid), process.pid]
         for each in everyone:
             with suppress(ProcessLookupError):
-                os.kill(each, signal.SIGSTOP)  # or they would see each other end
+                os.kill(each, signal.SIGSTOP)  # otherwise they would notice each other's end
         for each in everyone:
             with suppress(ProcessLookupError):
                 os.kill(each, signal.SIGABRT)  # faulthandler prints the stacks of all threads
@@ -139,7 +139,7 @@ def finish(process: subprocess.Popen[str], limit: float = LIMIT) -> str:
 
 
 def launch_and_kill(script: str, launcher: list[str], *, after_step: int, output_dir: Path, **options: object) -> None:
-    """Run a script until a checkpoint of that step is there, and kill all its processes."""
+    """Run a script until there is a checkpoint of this step, and kill all its processes."""
     process = start(script, launcher, output_dir=output_dir, **options)
     wait_for_step(process, output_dir, after_step)
     for child in children_of(process.pid):
@@ -151,7 +151,7 @@ def launch_and_kill(script: str, launcher: list[str], *, after_step: int, output
 
 
 def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int) -> None:
-    """Wait until a checkpoint of that step or a later one is there."""
+    """Wait until there is a checkpoint of this step or a later one."""
     end = time.monotonic() + LIMIT
     while not any(int(checkpoint.name[5:]) >= step for checkpoint in folder.glob("checkpoints/step_*")):
         if process.poll() is not None or time.monotonic() > end:
@@ -160,7 +160,7 @@ def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int) -> No
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the processes below this one, the lowest first."""
+    """Return the descendants of a process, the deepest first."""
     listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
     return [descendant for child in map(int, listed.stdout.split()) for descendant in (*children_of(child), child)]
 
@@ -173,7 +173,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_bits(one: Path, other: Path) -> None:
-    """Compare the logs and the weights of two runs."""
+    """Assert that the logs and weights of two runs are equal bit for bit."""
     assert read_log(one) == read_log(other)
     weights, weights_again = weights_of(one), weights_of(other)
     assert weights.keys() == weights_again.keys()
@@ -184,7 +184,7 @@ def assert_same_bits(one: Path, other: Path) -> None:
 
 
 def save_mixed_sizes(folder: Path, train: int = 42, test: int = 31) -> Path:
-    """Save images of three classes, whose sides are 10 to 69 pixels: a train and a test split."""
+    """Save images of three classes with sides of 10 to 69 pixels, as a train and a test split."""
     features = Features({"image": Image(), "label": ClassLabel(names=["red", "green", "blue"])})
     splits = {}
     for seed, (split, count) in enumerate({"train": train, "test": test}.items()):
@@ -223,7 +223,7 @@ def small_vit(**changes: object) -> PlainViTForImageClassification:
 
 
 def save_plain_vit(folder: Path, **changes: Any) -> Path:
-    """Save a plain ViT of 4 x 3 patches for three classes."""
+    """Save a plain ViT with 4 x 3 patches and three classes."""
     config = tiny_config(**{"image_size": (32, 24), "patch_size": 8, "num_labels": 3, **changes})
     randomize_(PlainViTForImageClassification(config)).save_pretrained(folder)
     PlainViTImageProcessor(size={"height": 32, "width": 24}).save_pretrained(folder)

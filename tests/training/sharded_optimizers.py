@@ -1,7 +1,7 @@
 """Step optimizers on whole and on sharded weights: `torchrun ... -m tests.training.sharded_optimizers`.
 
-Prints a line of JSON per optimizer: the largest difference of weights, relative to how far the optimizer moved them, or
-why the optimizer was refused. In the middle, the sharded state is saved, and loaded by a new optimizer.
+It prints a line of JSON per optimizer: the largest difference of weights, relative to how far the optimizer moved them,
+or why the optimizer was refused. Halfway, the sharded state is saved and loaded into a new optimizer.
 """
 
 import copy
@@ -23,7 +23,7 @@ from tests.tiny import tiny_config
 
 
 def differences(name: str, folder: Path, accelerator: Accelerator) -> dict[str, Any]:
-    """Return what is printed for an optimizer."""
+    """Return the line for an optimizer."""
     make = partial(make_optimizer, name=name, learning_rate=0.01, weight_decay=0.1)
     try:
         check_optimizer(make, accelerator)
@@ -55,7 +55,7 @@ def differences(name: str, folder: Path, accelerator: Accelerator) -> dict[str, 
 
 
 def main() -> None:
-    """Print the lines of the optimizers that are named after a folder."""
+    """Print the lines of the optimizers named on the command line after a folder."""
     accelerator = Accelerator(cpu=True)
     folder, *names = sys.argv[1:]
     for number, name in enumerate(names):

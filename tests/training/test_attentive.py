@@ -1,4 +1,4 @@
-"""Attentive probes and nearest neighbours: against direct implementations, and as the script does them.
+"""Attentive probes and nearest neighbours: compared with direct implementations, and in the script.
 
 Legend: `N` images, `L` patches, `D` features, `K` classes, `P` probes.
 """
@@ -77,7 +77,7 @@ def test_the_temperature_decides_between_one_near_and_many_far_neighbours() -> N
     near, far = torch.tensor([1.0, 0.1]), torch.tensor([1.0, 0.6])
     train = Features(torch.stack([near, far, far * 2]), torch.tensor([1, 0, 0]))
     query = torch.tensor([[3.0, 0.0]])
-    for temperature, expected in ((0.07, 1), (10.0, 0), (1e-4, 1)):  # exp(1 / 1e-4) is infinite
+    for temperature, expected in ((0.07, 1), (10.0, 0), (1e-4, 1)):  # exp(1 / 1e-4) overflows
         predictions = classify_by_neighbors(train, query, 2, counts=[3], temperature=temperature)
         assert predictions[3].tolist() == [expected]
 
@@ -112,7 +112,7 @@ def test_more_neighbours_than_images_are_refused() -> None:
 
 
 class Reference(nn.Module):
-    """The probe with torch's own attention: keys and values of all tokens, after a batch norm without gain."""
+    """The probe with torch's own attention over all tokens, after a batch norm without gain."""
 
     def __init__(self, width: int, heads: int, classes: int) -> None:
         super().__init__()
@@ -196,11 +196,11 @@ def test_statistics_of_tokens_are_those_of_all_patches() -> None:
 
 
 def in_one_patch(count: int, seed: int) -> tuple[Features, Features]:
-    """Return tokens of which one, at any place, is marked and tells the class, and their class token: their mean."""
+    """Return patch tokens, of which only a marked one at a random position shows the class, and their mean."""
     labels, values = labels_of(count, 4, seed), random(count, 9, 16, seed=seed)
     places = labels_of(count, 9, seed + 100)
     signs = 2.0 * (random(count, 9, 4, seed=seed + 200) > 0) - 1
-    values[..., :4] = 3 * signs  # every patch has a class, and all of them together none
+    values[..., :4] = 3 * signs  # every patch shows a class, but their mean shows none
     values[torch.arange(count), places, :4] = 3 * (2.0 * F.one_hot(labels, 4) - 1)
     values[..., 4] = -2.0
     values[torch.arange(count), places, 4] = 2.0  # the mark
@@ -242,7 +242,7 @@ def test_the_model_of_a_probe_computes_its_logits_from_tokens_of_every_kind(kind
         states = model.vit(pixels(5, 24, 56)).last_hidden_state
         exact = model.vit.tokens_to_map(states, 24, 56).flatten(2).transpose(1, 2)
     torch.testing.assert_close(logits, probe.logits(exact), rtol=1e-3, atol=1e-4 * logits.abs().max().item())
-    # Batches of another size are summed in another order, and rounded to 11 bits.
+    # Batches of another size are summed in a different order, and rounded to 11 bits.
     np.testing.assert_allclose(tokens.values, exact, rtol=2**-10, atol=1e-4)
 
 

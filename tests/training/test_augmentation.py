@@ -1,4 +1,4 @@
-"""Strength, probability and reproducibility of augmentations, compared with the packages they come from."""
+"""Strength, probability and reproducibility of augmentations, compared with their original packages."""
 
 import io
 import pickle
@@ -29,7 +29,7 @@ COLOR = (124, 116, 104)
 CANVAS = Canvas(COLOR, PIL.Image.Resampling.BICUBIC)
 TIMM_HYPERPARAMETERS = {"translate_const": 100, "img_mean": COLOR, "interpolation": PIL.Image.Resampling.BICUBIC}
 
-# Our operation, timm's, and timm's with a strength that grows.
+# Our operation, timm's, and timm's with increasing strength.
 NAMES = {
     "auto_contrast": ("AutoContrast", "AutoContrast"),
     "equalize": ("Equalize", "Equalize"),
@@ -80,17 +80,17 @@ def test_operations_and_strengths_are_those_of_timm_at_every_magnitude(scale, co
                 if timm_name.startswith("Posterize") and arguments == (0,):
                     expected = PIL.Image.new(
                         "RGB", image.size
-                    )  # timm passes 0 bits to Pillow, which refuses from 13 on
+                    )  # timm passes 0 bits, which Pillow refuses from version 13 on
                 else:
                     expected = operation(image, *arguments, fillcolor=COLOR, resample=CANVAS.resample)
                 assert difference(OPERATIONS[name](image, ours, CANVAS), expected) == 0, (name, magnitude)
 
 
-# From `level_to_arg` of big_vision's `pp/autoaugment.py`, computed by hand; distances in pixels of 224.
+# Computed by hand from `level_to_arg` in big_vision's `pp/autoaugment.py`; distances in pixels of 224.
 BIG_VISION = {
     #                 0     10    15    20
     "rotate":       (0.0, 30.0, 45.0, 60.0),
-    "posterize":    (1, 4, 6, 8),  # 0 bits in the source, but a shift by 8 is one by 7 in TensorFlow
+    "posterize":    (1, 4, 6, 8),  # 0 bits in the source, but TensorFlow shifts by at most 7
     "solarize":     (0, 256, 384, 512),
     "solarize_add": (0, 110, 165, 220),
     "color":        (0.1, 1.9, 2.8, 3.7),
@@ -140,7 +140,7 @@ def test_a_square_of_the_right_size_is_cut_out_anywhere():
         rows, columns = cut.all(-1).any(1), cut.all(-1).any(0)
         assert np.array_equal(cut.all(-1), rows[:, None] & columns)
         covered.append((rows.sum(), columns.sum()))
-    # A radius of 60 in 224 pixels, 30 in 112; less at the edges, where the centre may be.
+    # A radius of 60 in 224 pixels, 30 in 112; less if the centre is near an edge.
     assert max(covered) == (60, 120)
     assert min(rows for rows, _ in covered) < 40
 
@@ -177,7 +177,7 @@ def test_images_are_changed_as_strongly_as_by_timm(text, options, monkeypatch):
             for _ in range(draws)
         ]
     )
-    # Two samples of the same distribution: means within three standard errors, and as many images unchanged.
+    # Two samples of one distribution: means within three standard errors, and equally many unchanged images.
     error = np.hypot(*changes.std(axis=0)) / np.sqrt(draws)
     assert abs(changes[:, 0].mean() - changes[:, 1].mean()) < 3 * error
     unchanged = (changes == 0).mean(axis=0)
@@ -294,7 +294,7 @@ def test_pixels_are_erased_as_by_timm():
         together = np.concatenate(values)
         assert together.mean() == pytest.approx(0, abs=0.01)
         assert together.std() == pytest.approx(1, abs=0.01)
-        assert np.abs(together).max() > 3.5  # not limited to what a pixel can be
+        assert np.abs(together).max() > 3.5  # not limited to the range of pixels
 
 
 def test_pixels_that_are_not_erased_keep_their_exact_levels():
@@ -308,7 +308,7 @@ def test_pixels_that_are_not_erased_keep_their_exact_levels():
     assert torch.equal(transform.normalize(kept), training_transform(processor)(image))
 
 
-# All together
+# Combined transforms
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_pixels_that_are_not_erased_keep_their_exact_levels():
 def test_augmentations_depend_on_the_key_alone_also_in_a_worker(options):
     processor = PlainViTImageProcessor(size={"height": 24, "width": 16})
     transform = training_transform(processor, **{"crop_scale": 0.5, "horizontal_flip": 0.5, **options})
-    again = pickle.loads(pickle.dumps(transform))  # how a worker gets it
+    again = pickle.loads(pickle.dumps(transform))  # as sent to a worker
     stored = {"bytes": png_of(photograph(45, 31)), "path": None}
     seen = []
     for key in range(8):

@@ -1,4 +1,4 @@
-"""A training checkpoint is complete or absent, whenever the process is killed."""
+"""A training checkpoint is either complete or absent, whenever the process is killed."""
 
 import itertools
 import os
@@ -24,12 +24,12 @@ from tests.processes import LIMIT, run_forked
 from tests.sizes import draws, few
 from tests.training.kill_matrix import SETTINGS
 
-processes = get_context("fork")  # what is imported need not be imported again
-tqdm.set_lock(threading.RLock())  # tqdm's own is one for all processes, and a child that is killed may hold it
+processes = get_context("fork")  # children inherit all imports
+tqdm.set_lock(threading.RLock())  # tqdm's own lock is shared by all processes, and a killed child may hold it
 
 
 def prepared(folder: Path, *, resume: bool) -> tuple[RunFolder, nn.Module, torch.optim.Optimizer]:
-    """Return a run, and a model and optimizer whose every number will be the step."""
+    """Return a run, and a model and optimizer whose values `set_all` sets to the step."""
     accelerator = start_accelerator(num_processes=1, gradient_accumulation_steps=1, mixed_precision="no")
     model = nn.Sequential(*(nn.Linear(31, 31) for _ in range(20)))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -39,7 +39,7 @@ def prepared(folder: Path, *, resume: bool) -> tuple[RunFolder, nn.Module, torch
 
 
 def set_all(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Make every weight, and every moment of the optimizer, the step."""
+    """Set every weight and every moment of the optimizer to the step."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(step)
@@ -50,13 +50,13 @@ def set_all(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> No
 def save_for_ever(folder: Path, resume: bool, saved: Any) -> None:
     run, model, optimizer = prepared(folder, resume=resume)
     step = (run.begin() or {"step": 0})["step"]
-    for parameter in model.parameters():  # torch may refuse a backward pass in a process that was forked
+    for parameter in model.parameters():  # torch may refuse a backward pass in a forked process
         parameter.grad = torch.ones_like(parameter)
-    optimizer.step()  # makes the moments
+    optimizer.step()  # creates the moments
     while True:
         step += 1
         set_all(model, optimizer, step)
-        run.save({"step": step}, keep=2)  # the one before is complete
+        run.save({"step": step}, keep=2)  # the previous checkpoint is complete
         saved.value = step - 1
 
 
@@ -64,7 +64,7 @@ def test_killed_at_random_moments_the_newest_checkpoint_is_whole(tmp_path: Path)
     folder, kills = tmp_path / "run", draws(10, nightly=100)
     rng, saved, left = random.Random(7), processes.Value("i", 0, lock=False), 0
     for kill in itertools.count():
-        if kill >= kills and left > kills // 5:  # enough of them fell into the writing
+        if kill >= kills and left > kills // 5:  # enough kills happened during a write
             return
         assert kill < 5 * kills, "too few kills fell into the writing to say anything"
         before = saved.value
@@ -139,7 +139,7 @@ def test_checkpoint_that_cannot_be_completed_stops_the_run_at_the_next_one(tmp_p
 @pytest.mark.slow
 def test_killed_runs_resume_to_the_same_bits():
     names = few(SETTINGS, 2)
-    # In a process of its own: what it forks inherits neither threads nor an accelerator.
+    # In a separate process, so that its forks inherit neither threads nor an accelerator.
     words = ["--kills", str(2 * len(names)), "--seed", "1", "--settings", *names]
     printed = run_forked(["-m", "tests.training.kill_matrix", *words], limit=LIMIT * len(names))
     _, *rows = (line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("| "))

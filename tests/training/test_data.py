@@ -31,12 +31,12 @@ from tests.hub.endpoint import HubEndpoint
 
 
 def make_images(count: int, mode: str = "RGB") -> list[PIL.Image.Image]:
-    """Return images of 5 by 7 pixels, each of one colour of its own."""
+    """Return images of 5 by 7 pixels, each in a different uniform colour."""
     return [PIL.Image.new("RGB", (7, 5), (10 * number, 3, 200)).convert(mode) for number in range(count)]
 
 
 def save_set(folder: Path, labels: list, names: list[str] | None, **splits: list) -> str:
-    """Save a data set with the labels of each split; `names` make them classes."""
+    """Save a data set with the given labels per split, as classes if there are `names`."""
     made = {}
     for split, values in {"train": labels, **splits}.items():
         kind = ClassLabel(names=names) if names else Value("string" if isinstance(values[0], str) else "int64")
@@ -67,7 +67,7 @@ def labelled_bytes(images: Iterable, labels: Iterable) -> list[tuple[int, bytes]
 
 
 def test_the_held_out_digits_are_always_the_same():
-    # Results are compared across versions: another split would be another task.
+    # Results are compared across versions, so the split must stay the same.
     content = b"".join(image.tobytes() for image in load_splits("digits")["test"]["image"])
     assert hashlib.sha256(content).hexdigest().startswith("ac6ada28192bd51a")
 
@@ -143,7 +143,7 @@ def test_words_and_numbers_become_classes(tmp_path):
 
 
 def save_labels(folder: Path, name: str, column: pa.Array) -> str:
-    """Write a table as pandas does, with images and a column of labels."""
+    """Write a table of images with a column of labels, like pandas."""
     file = BytesIO()
     PIL.Image.new("RGB", (7, 5)).save(file, format="png")
     table = pa.table({"image": pa.array([file.getvalue()] * len(column)), name: column})
@@ -228,7 +228,7 @@ def test_of_several_columns_one_must_be_named():
 
 
 def write_parquet(folder: Path, kind: str, label: str) -> list[tuple[bytes, str]]:
-    """Write images as pandas and Spark do, and return their files and labels."""
+    """Write images like pandas and Spark, and return their files and labels."""
     rng = np.random.default_rng(3)
     names = ["ant", "bee", "cow"]
     rows = []
@@ -411,7 +411,7 @@ def test_a_dataset_of_the_hub_is_opened_also_where_the_hub_is_gone(hub: HubEndpo
     for method in ("GET", "HEAD", "POST"):
         hub.lose_answer(method, "/", times=100)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)  # else it tries for half a minute
+        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)  # otherwise it retries for half a minute
         assert load_splits("alice/TinyPhotos")["train"]["kind"][:] == [0, 1, 0]
 
 
@@ -444,7 +444,7 @@ def test_a_clone_of_a_dataset_has_the_subsets_and_splits_that_its_card_names(tmp
     for unknown in (None, "none"):
         with pytest.raises(DataError, match="few.*--dataset_subset"):
             load_splits(place, subset=unknown)
-    (tmp_path / "set" / "few" / "train.parquet").unlink()  # as where only some files of a clone were fetched
+    (tmp_path / "set" / "few" / "train.parquet").unlink()  # like a clone of which only some files were fetched
     with pytest.raises(DataError, match="set cannot be opened: .*few/train.parquet"):
         load_splits(place, subset="few")
     (tmp_path / "set" / "README.md").write_text("---\n[\n---\n")
@@ -491,7 +491,7 @@ def test_a_file_of_names_of_another_kind(content, said, tmp_path):
         load_classification_data(str(tmp_path / "set"), **options)
 
 
-# the labels of the training split, the names of the classes, those of other splits, the options, and what is said
+# labels of the training split, class names, labels of other splits, options, and the expected message
 REFUSED: dict[str, tuple[list[Any], list[str] | None, dict[str, list[Any]], dict[str, Any], str]] = {
     "unknown split": ([0, 1], ["a", "b"], {"test": [0]}, {"validation_split": "dev"},
                       "no split 'dev', only train, test: correct --validation_split"),

@@ -1,4 +1,4 @@
-"""Images of more than 8 bits per channel: training and evaluation refuse or read them like the image processor."""
+"""Images with more than 8 bits per channel: training and evaluation read or refuse them like the image processor."""
 
 import io
 import struct
@@ -27,7 +27,7 @@ COLOUR = ("png 16", "tiff 16")  # Pillow reads the high byte of each channel
 
 
 def levels(channels: int) -> np.ndarray:
-    """Return 13 x 11 values from 4,000 to 40,000, of which Pillow's conversion would make white."""
+    """Return 13 x 11 values from 4,000 to 40,000, which Pillow would convert to white."""
     return np.random.default_rng(0).integers(4_000, 40_000, (13, 11, channels)).astype(np.uint16)
 
 
@@ -153,7 +153,7 @@ def test_deep_colour_images_have_the_high_byte_of_each_channel_everywhere(kind):
     processor = PlainViTImageProcessor(size={"height": 13, "width": 11})
     pixels = processor(PIL.Image.open(io.BytesIO(file)), return_tensors="pt").pixel_values[0]
     seen = training_transform(processor)(PIL.Image.open(io.BytesIO(file)))
-    torch.testing.assert_close(seen, pixels, rtol=0, atol=1e-6)  # the processor scales to 0 to 1 first
+    torch.testing.assert_close(seen, pixels, rtol=0, atol=1e-6)  # the processor first scales to [0, 1]
 
 
 @pytest.mark.parametrize("kind", GREY)

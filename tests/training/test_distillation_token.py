@@ -1,4 +1,4 @@
-"""Distillation through a token of its own: the loss of timm and DeiT, and runs."""
+"""Distillation through a distillation token: the loss of timm and DeiT, and runs."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Every training command of docs/ is one that its script understands; test_documentation_installed.py runs them."""
+"""Scripts accept every training command in docs/; test_documentation_installed.py runs the commands."""
 
 import re
 import shlex
@@ -25,7 +25,7 @@ ARGUMENTS = {
 
 
 def script_of(words: list[str]) -> tuple[str, int]:
-    """Return the name of the script in a command, and the place where its own options begin."""
+    """Return the name of the script in a command, and the index where its options begin."""
     module = "plain_vit.examples."
     place = next(
         i for i, word in enumerate(words) if re.fullmatch(r"examples/\w+\.py", word) or word.startswith(module)

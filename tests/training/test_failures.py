@@ -1,4 +1,4 @@
-"""Runs that go wrong: losses that are not finite, damaged checkpoints, other numbers of processes."""
+"""Failing runs: losses that are not finite, damaged checkpoints, other numbers of processes."""
 
 import json
 import math
@@ -55,7 +55,7 @@ def run(model: Path, folder: Path, **changes: object) -> None:
 
 @pytest.fixture
 def lose_at(monkeypatch):
-    """Return a function that sets the step whose loss becomes this value."""
+    """Return a function that replaces the loss of a step by a value."""
 
     def at(step: int, value: float) -> None:
         begun: list[int] = []
@@ -101,7 +101,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_begins_again_in_its_folde
             run(model_folder, folder, checkpoint_every=5, log_every=1, report_to="tensorboard")
     monkeypatch.undo()
     assert len(read_log(folder)) == 2
-    (folder / ".plain-vit-lock.folder").touch()  # of a process that was killed
+    (folder / ".plain-vit-lock.folder").touch()  # left by a killed process
     changed = {"learning_rate": 0.003, "report_to": "tensorboard"}
     run(model_folder, folder, **changed, resume=resume)
     assert "had no checkpoint yet: it begins again" in capsys.readouterr().out
@@ -153,7 +153,7 @@ def test_weights_that_are_not_finite_are_not_saved(model_folder, tmp_path, monke
 
 
 def test_processes_exchange_at_steps_that_all_of_them_know(monkeypatch):
-    """Two processes, simulated: the second one got a signal, and its steps take longer."""
+    """Simulate two processes, of which the second got a signal and has slower steps."""
     clock = iter([0.0, *[0.25 * number for number in range(1, 100)]])
     monkeypatch.setattr("plain_vit.training.hardware.processes.time.perf_counter", lambda: next(clock))
 
@@ -178,7 +178,7 @@ def test_processes_exchange_at_steps_that_all_of_them_know(monkeypatch):
 
 
 def test_processes_stop_an_evaluation_at_the_same_batch_and_at_its_pace(monkeypatch):
-    """Two processes, simulated: the other one gets a signal while the third batch is evaluated."""
+    """Simulate two processes, of which the other gets a signal during the third batch of an evaluation."""
     now, other = [0.0], [0.0, 0.0, math.inf]
     monkeypatch.setattr("plain_vit.training.hardware.processes.time.perf_counter", lambda: now[0])
     two = SimpleNamespace(
@@ -211,7 +211,7 @@ def test_loss_of_one_process_that_is_not_finite_stops_all(model_folder, tmp_path
 
 @pytest.fixture(scope="module")
 def finished(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run with checkpoints of the steps 4 and 6."""
+    """Return a run with checkpoints of steps 4 and 6."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     run(model_folder, folder, ema_decay=0.9)
     return folder

@@ -1,4 +1,4 @@
-"""Training steps that compute less: the gradients are those of the plain computation."""
+"""Training steps that compute less have the same gradients as the plain computation."""
 
 import copy
 import functools
@@ -22,7 +22,7 @@ from tests.processes import run_forked
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 from tests.training import fast_among_processes as processes
 
-REORDERED = 1e-5  # in float32, relative to the largest gradient: sums are taken in another order
+REORDERED = 1e-5  # in float32, relative to the largest gradient: sums are taken in a different order
 QUICK = {
     "plain",
     "post_norm",
@@ -35,7 +35,7 @@ QUICK = {
 
 
 def build(name: str = "plain", kind: Any = PlainViTForImageClassification, **fields: Any) -> Any:
-    """Return a model in training mode whose every parameter differs."""
+    """Return a model in training mode with random parameters."""
     return randomize_(kind(tiny_config(**{**VARIATIONS[name], **fields}))).train()
 
 
@@ -45,9 +45,9 @@ def squares(model: Any) -> torch.Tensor:
 
 
 def gradients(model: Any, loss: Callable[[Any], torch.Tensor] = squares) -> dict[str, torch.Tensor]:
-    """Return the gradients of a loss, and the loss."""
+    """Return the gradients of a loss, including the loss itself."""
     model.zero_grad()
-    torch.manual_seed(0)  # the network of a relative bias has dropout
+    torch.manual_seed(0)  # the network of relative biases has dropout
     value = loss(model)
     value.backward()
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -57,7 +57,7 @@ def gradients(model: Any, loss: Callable[[Any], torch.Tensor] = squares) -> dict
 def require_same_gradients(
     model: Any, loss: Callable[[Any], torch.Tensor] = squares, tolerance: float = REORDERED
 ) -> None:
-    """Compare the gradients inside and outside, relative to the largest of all."""
+    """Assert that gradients inside and outside the context agree, relative to the largest gradient."""
     expected = gradients(model, loss)
     with fast_steps(model):
         found = gradients(model, loss)
@@ -69,7 +69,7 @@ def require_same_gradients(
 
 
 def called_blocks(model: Any, layer: str = "k_proj") -> list[bool]:
-    """Return which blocks call a layer of their attention in a fast step."""
+    """Return for each block whether it calls a layer of its attention in a fast step."""
     calls = set[int]()
     for number, block in enumerate(model.vit.layers):
         hook = functools.partial(lambda number, *seen: calls.add(number), number)
@@ -151,16 +151,16 @@ def test_some_weights_may_be_frozen() -> None:
     require_same_gradients(model)
 
 
-# Layers that are not dense layers of torch are called
+# Layers other than torch's dense layers are called
 
 
 class Tensor(torch.Tensor):
-    """A tensor of another kind, such as a quantised one or a part of a sharded one."""
+    """A tensor subclass, like those of quantised or sharded weights."""
 
 
 def replace_forward(attention: Any) -> None:
     forward = attention.q_proj.forward
-    attention.q_proj.forward = lambda tokens: forward(tokens)  # as accelerate does for weights on other devices
+    attention.q_proj.forward = lambda tokens: forward(tokens)  # like accelerate for weights on other devices
 
 
 def other_tensor(attention: Any) -> None:
@@ -190,7 +190,7 @@ def test_a_layer_that_is_not_plain_is_called(change: str) -> None:
 
 def test_a_block_in_evaluation_calls_its_layers() -> None:
     model = build()
-    model.vit.layers[1].eval()  # as some freeze it
+    model.vit.layers[1].eval()  # a way to freeze a block
     assert called_blocks(model) == [False, True, False]
 
 
@@ -206,7 +206,7 @@ def test_adapters_get_the_gradients_of_three_layers() -> None:
 
 
 def tokens_of_last_block(model: Any, **options: Any) -> int:
-    """Return how many tokens of an image the pooler gets."""
+    """Return the number of tokens per image that the pooler gets."""
     seen = list[int]()
     handle = model.vit.pooler.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[1]))
     model(pixels(), **options)
@@ -237,7 +237,7 @@ def test_another_pooler_in_its_place_gets_every_token() -> None:
     require_same_gradients(model)
 
 
-# What surrounds a step
+# Nesting, exceptions and compilation
 
 
 def test_evaluation_has_the_same_bits() -> None:
@@ -253,7 +253,7 @@ def test_the_model_is_left_as_it_was_also_by_an_error(tmp_path: Path) -> None:
         model(pixels()[:, :2])
     assert not any("project" in vars(module) for module in model.modules())
     assert model.vit.num_output_tokens is None
-    with fast_steps(model), fast_steps(model):  # as one function may call another
+    with fast_steps(model), fast_steps(model):  # contexts may be nested
         squares(model).backward()
         copy.deepcopy(model)
     assert not any("project" in vars(module) for module in model.modules())
@@ -276,9 +276,9 @@ def test_a_compiled_step_has_one_graph_and_one_product_for_three() -> None:
     for _ in range(2):
         with fast_steps(model):
             assert difference(program(pixels()).logits, expected) < REORDERED
-    (graph,) = graphs  # the second step compiles nothing
+    (graph,) = graphs  # the second step reuses the graph
     products = [node for node in graph.graph.nodes if "linear" in str(node.target)]
-    assert len(products) == 3 * 4 + 1  # projection, output, and two of the MLP, and the classifier
+    assert len(products) == 3 * 4 + 1  # per block: projection, output, two in the MLP; and the classifier
 
 
 @pytest.mark.slow
@@ -297,19 +297,19 @@ def test_the_trainer_of_transformers_trains_in_it(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-# Among processes, where a block's gradients are sent while those of the blocks before it are computed
+# Several processes: gradients of a block are sent while those of earlier blocks are computed
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return what two processes wrote about their training."""
+    """Train in two processes, and return the folder with their records."""
     folder = tmp_path_factory.mktemp("processes")
     run_forked(["-m", "tests.training.fast_among_processes", str(folder)], 2)
     return folder
 
 
 def facts(folder: Path, kind: str) -> dict[str, Any]:
-    """Return what the first process wrote down."""
+    """Return the records of the first process."""
     return json.loads((folder / f"{kind}.json").read_text())
 
 
@@ -337,7 +337,7 @@ def test_gradients_are_ready_and_sent_from_the_last_block_to_the_first(folder: P
     for events in steps:
         blocks = [int(name.split(".")[2]) for event, name, *_ in events if event == "ready" and ".layers." in name]
         assert blocks == sorted(blocks, reverse=True)
-    # From the second step on, buckets have the order of the first, and several are sent during the backward pass.
+    # From the second step on, buckets keep the order of the first, and several are sent during the backward pass.
     for place, (event, name, *_) in enumerate(steps[-1]):
         if event == "ready" and name in ("vit.layers.1.mlp.fc2.bias", "vit.layers.0.mlp.fc2.bias"):
             sent = {each for what, *names in steps[-1][:place] if what == "sent" for each in names}

@@ -1,4 +1,4 @@
-"""The fine-tuning script as a user runs it: in one process or two, terminated, resumed, loaded afterwards."""
+"""The fine-tuning script as users run it: in one or two processes, terminated, resumed, and the model loaded."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_termination_saves_and_says_how_to_go_on(launcher, stock_folder, tmp_pat
     options = {**SHORT, "steps": 10_000, "checkpoint_every": 2, "num_workers": 2, "output_dir": tmp_path / "run"}
     process = start(SCRIPT, launcher, model=stock_folder, **options)
     wait_for_step(process, tmp_path / "run", 2)
-    os.killpg(process.pid, signal.SIGTERM)  # torchrun passes it on to the groups of its processes
+    os.killpg(process.pid, signal.SIGTERM)  # torchrun forwards it to its processes
     output = finish(process)
     stopped = re.search(r"Stopped after step (\d+) of 10000: continue with --resume", output)
     assert stopped is not None, output
@@ -95,19 +95,19 @@ def options(stock_folder, tmp_path):
     model = tmp_path / "model"
     ViTForImageClassification.from_pretrained(stock_folder, hidden_dropout_prob=0.0).save_pretrained(model)
     ViTImageProcessor.from_pretrained(stock_folder).save_pretrained(model)
-    # 360 images are not a multiple of 26: the last batches are padded. SGD, because the first step of Adam moves all
-    # weights by the same amount, and then rounding decides between classes that are equally likely.
+    # 360 images are not a multiple of 26, so the last batches are padded. SGD, because the first step of Adam moves all
+    # weights by the same amount, after which rounding decides between equally likely classes.
     return {**SHORT, "model": str(model), "eval_batch_size": 26, "optimizer": "sgd", "learning_rate": 0.1}
 
 
 def check_two(output: str, tmp_path: Path, options: dict[str, Any]) -> None:
-    """Compare a run of two processes with one of one, which is made here."""
+    """Compare a run of two processes with a run of one process, which is made here."""
     one = finetune(**options, output_dir=tmp_path / "one")
     assert "in 2 processes" in output
     assert output.count("360 of 360") == 3
     assert one.count == 360
     for line, line_of_two in zip(read_log(tmp_path / "one"), read_log(tmp_path / "two"), strict=True):
-        # The gradients of both halves are averaged in another order than one batch sums them.
+        # Averaging the gradients of two halves has a different order of sums than one batch.
         assert line_of_two == pytest.approx(line, rel=1e-5)
     results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
     assert results[0]["images_evaluated"] == results[1]["images_evaluated"] == 360
@@ -190,7 +190,7 @@ def test_another_number_of_processes_than_asked_for_is_refused(stock_folder, tmp
     assert not (tmp_path / "run").exists()
 
 
-# What comes out
+# Results
 
 
 @pytest.mark.slow
@@ -207,7 +207,7 @@ def test_arguments_are_written_back_and_repeat_the_run(stock_folder, tmp_path):
 
 @pytest.mark.slow
 def test_validation_split_chooses_the_weights_that_are_saved(tmp_path):
-    # A learning rate at which the first step is the last one that helps.
+    # A learning rate so high that only the first step helps.
     finetune(
         model=str(EXAMPLES / "checkpoints" / "glyphs_vit.pt"), validation_fraction=0.2,
         model_hints=["num_attention_heads=4", "image_size=24", "patch_size=4"], output_dir=str(tmp_path / "run"),
@@ -275,7 +275,7 @@ def test_a_run_begun_before_an_option_existed_is_resumed_with_its_default(stock_
     with pytest.raises(TrainingError, match=r"differs in random_erasing \(was 0.0, is 0.25\): "):
         finetune(**good, resume=True, random_erasing=0.25)
     finetune(**good, resume=True)
-    del older["training labels"]  # what no option says has no default
+    del older["training labels"]  # a field that no option sets, and without a default
     file.write_text(json.dumps(older))
     with pytest.raises(TrainingError, match="differs in training labels"):
         finetune(**good, resume=True)
@@ -347,7 +347,7 @@ def test_estimate_of_a_checkpoint_is_at_least_its_size_and_not_twice(tmp_path):
     folder = run_module.RunFolder(tmp_path, accelerator, {}, resume=False)
     folder.begin()
     folder.save({"step": 1}, keep=1, average=average)
-    folder.finish_saving()  # before, a thread moves the files
+    folder.finish_saving()  # until then, a thread moves the files
     written = sum(file.stat().st_size for file in (tmp_path / "checkpoints").rglob("*") if file.is_file())
     accelerator.free_memory()
     assert written < estimate + 50_000, "beside the tensors: names, and the states of the generators"

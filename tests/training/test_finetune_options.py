@@ -1,4 +1,4 @@
-"""Effects of the fine-tuning options, seen in the output of a run."""
+"""Effects of the fine-tuning options on the output of a run."""
 
 import dataclasses
 import itertools
@@ -49,12 +49,12 @@ SHORT = {
     "dataset": "digits", "shots_per_class": 7, "steps": 5, "batch_size": 12, "evaluations": 2, "log_every": 1,
     "report": False, "checkpoints_kept": 0,
 }  # fmt: skip
-MODES = few(["reduce-overhead", "default"], 1)  # of the compiler; test_processes.py compiles in the other one
+MODES = few(["reduce-overhead", "default"], 1)  # of torch.compile; test_processes.py uses the other one
 
 
 @pytest.fixture
 def run(model_folder: Path, tmp_path: Path) -> Any:
-    """Return what does a short run and gives its folder."""
+    """Return a function that does a short run and returns its folder."""
     return runs_in(tmp_path, model=model_folder, **SHORT)
 
 
@@ -101,7 +101,7 @@ def test_frozen_backbone_is_saved_as_it_was_opened(run, model_folder):
 
 
 def changed(source: Path, folder: Path) -> set[str]:
-    """Return the names of the weights that are not those of another model."""
+    """Return the names of weights that differ between two models."""
     weights = weights_of(source)
     return {
         name for name, tensor in weights_of(folder).items() if not torch.equal(tensor, weights.get(name, tensor[:0]))
@@ -217,7 +217,7 @@ def test_first_batch_is_drawn_as_the_model_gets_it(run, tmp_path, monkeypatch, c
 
 @pytest.fixture
 def trial(model_folder: Path, tmp_path: Path) -> Any:
-    """Return what starts the script as its command line does."""
+    """Return a function that starts the script like its command line."""
 
     def start(**options: Any) -> None:
         values = {"model": str(model_folder), **SHORT, "output_dir": str(tmp_path / "kept"), **options}
@@ -228,7 +228,7 @@ def trial(model_folder: Path, tmp_path: Path) -> Any:
 
 
 def check_words_of_trial(printed: str) -> None:
-    """Check that a trial names no file that it deletes, and calls the images that it learns from no test."""
+    """Check that a trial names no file that it deletes, and does not call its training images a test."""
     printed = re.sub(r"drawn in \S+", "", printed)
     assert "the model is in" not in printed
     assert tempfile.gettempdir() not in printed
@@ -271,7 +271,7 @@ def test_losses_at_rising_learning_rates_are_drawn_and_nothing_else_is_written(t
     {"report": True, "picture_every": 1.0, "push_to_hub": "user/name", "hub_private": True, "checkpoint_every": 3},
 ])  # fmt: skip
 def test_a_trial_is_of_the_model_the_data_and_the_steps_of_a_run(options, model_folder, tmp_path):
-    """Each of these options belongs to the whole run, or to another option that a trial lacks."""
+    """Each of these options concerns the whole run, or depends on an option that a trial lacks."""
     given: list[Any] = []
 
     def train(trial, data):
@@ -299,7 +299,7 @@ def test_a_trial_is_of_the_model_the_data_and_the_steps_of_a_run(options, model_
 def test_a_curve_of_losses_says_where_it_falls_and_where_it_is_lowest():
     rates = np.logspace(-7, 0, 200)
     place = np.log10(rates)
-    losses = 2.3 - 1.5 / (1 + np.exp(-6 * (place + 4))) + np.exp(8 * (place + 1.5))  # falls at 1e-4, rises near 0.03
+    losses = 2.3 - 1.5 / (1 + np.exp(-6 * (place + 4))) + np.exp(8 * (place + 1.5))  # falls at 1e-4, rises at 0.03
     found = read_rates(rates.tolist(), losses.tolist())
     assert 5e-5 < found.steepest < 5e-4  # the average lags behind
     assert 1e-3 < found.lowest < 3e-2
@@ -318,13 +318,13 @@ def test_a_curve_of_losses_says_where_it_falls_and_where_it_is_lowest():
     "options", [{"gradient_checkpointing": True}, *({"compile": True, "compile_mode": mode} for mode in MODES)], ids=str
 )
 def test_checkpointed_and_compiled_runs_give_the_losses_of_a_plain_one(run, options, tmp_path):
-    model = save_plain_vit(tmp_path / "model", num_hidden_layers=1)  # a compiler takes its time
+    model = save_plain_vit(tmp_path / "model", num_hidden_layers=1)  # compiling takes long
     skipped = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
     folder = run("changed", model=model, **options)
-    if not torch.cuda.is_available():  # the compiler says that it would have recorded
+    if not torch.cuda.is_available():  # the compiler warns that it cannot record CUDA graphs
         recorded = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] > skipped
         assert recorded == (options.get("compile_mode") == "reduce-overhead")
-    # Fused sums are taken in another order.
+    # Fused kernels sum in a different order.
     assert losses(folder) == pytest.approx(losses(run("plain", model=model)), rel=1e-5)
     AutoModelForImageClassification.from_pretrained(folder)
 
@@ -444,7 +444,7 @@ def test_early_stopping_ends_a_run_that_no_longer_improves_and_stays_ended(run, 
 
 @pytest.fixture
 def parquet(tmp_path: Path) -> str:
-    """Return digits as parquet files: 60 to learn from in 4 files, one of them broken, and 30 held out, one broken."""
+    """Return digits as parquet files: 60 training images in 4 files and 30 test images, with one broken image each."""
     for split, parts, count in (("train", 4, 15), ("test", 1, 30)):
         digits = load_splits("digits")[split].cast_column("image", Image(decode=False))
         for part in range(parts):
@@ -485,7 +485,7 @@ def test_run_with_unreadable_images_resumes_to_the_same_bits(streaming, num_work
 
 
 def evaluate_but_stop_at(number: int) -> Any:
-    """Return the script's evaluation, which is interrupted when it is called for that time."""
+    """Return the script's evaluation, interrupted at the call with this number."""
     original, calls = classification.evaluate_classifier, itertools.count(1)
 
     def evaluate(*arguments: Any, **keywords: Any) -> Any:
@@ -503,14 +503,14 @@ def test_unreadable_image_ends_the_run_that_does_not_skip_and_is_named(run, parq
 
 @pytest.fixture
 def contain(tmp_path: Path) -> Path:
-    """Return a model whose image processor leaves no pixel of an image of 1 x 5000 pixels."""
+    """Return a model whose image processor scales a side of a 1 x 5000 image to zero pixels."""
     folder = save_plain_vit(tmp_path / "contain")
     PlainViTImageProcessor(size={"height": 32, "width": 24}, resize_mode="contain").save_pretrained(folder)
     return folder
 
 
 def save_with_thin(folder: Path, labels: Sequence[Any], kind: Any) -> str:
-    """Save images with these labels as a train and a test split; row 1 of each has 1 x 5000 pixels."""
+    """Save images with these labels as a train and a test split; row 1 of each split has 1 x 5000 pixels."""
     draw = np.random.default_rng(0)
     images = [PIL.Image.fromarray(draw.integers(0, 256, (8, 6, 3), dtype=np.uint8)) for _ in labels]
     images[1] = PIL.Image.new("RGB", (5000, 1), "red")
@@ -570,7 +570,7 @@ def test_two_processes_leave_out_the_images_that_the_image_processor_refuses(con
 
 def test_refused_images_are_found_whatever_the_image_processor_goes_by(tmp_path):
     class Picky(ViTImageProcessor):
-        """Refuses by the pixels, not by the size."""
+        """Refuse images by their pixels, not by their size."""
 
         def __call__(self, images: Any, *arguments: Any, **options: Any) -> Any:
             if any(np.asarray(image).max() == 0 for image in images):

@@ -1,4 +1,4 @@
-"""Image folders: which images are of which split and class, and a cache that notices every change."""
+"""Image folders: the split and class of each image, and a cache that detects every change."""
 
 import json
 import os
@@ -33,12 +33,12 @@ FILES = ["1.jpg", "2.JPEG", "10.png", "a b.PnG", "train_1.jpg", "test-2.webp", "
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(folders, "SETTLED", 0)  # the folders of tests are never older than two seconds
+    monkeypatch.setattr(folders, "SETTLED", 0)  # folders of tests are never older than two seconds
 
 
 @pytest.fixture
 def scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the image folders that were scanned so far."""
+    """Return a list that records the scanned image folders."""
     scanned: list[str] = []
     scandir = os.scandir
 
@@ -59,7 +59,7 @@ def make(root: Path, *files: str) -> Path:
 
 
 def rows_of(splits: Any) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the paths, and the labels if there are any, of each split."""
+    """Return the paths of each split, with labels if there are any."""
     found = {}
     for name, split in splits.items():
         columns = split.with_format("arrow")[:].to_pydict()
@@ -134,7 +134,7 @@ def test_metadata_gives_the_labels(tmp_path):
 
 
 def grow(root: Path, rng: random.Random) -> Path:
-    """Make a random tree of one to three levels: of splits, of classes, or of anything."""
+    """Make a random tree of one to three levels, named like splits, classes, or anything."""
     kind, splits = rng.choice(["splits", "classes", "any"]), rng.sample(SPLITS[:4], 2)
     for _ in range(rng.randrange(2, 12)):
         classes = [rng.choice(CLASSES) for _ in range(rng.randrange(1, 3))]
@@ -160,7 +160,7 @@ def paths_of(splits: Any) -> dict[str, list[str]]:
 
 
 def advised(error: DataError) -> list[str]:
-    """Return the splits that the options in an error name."""
+    """Return the splits named by the options in an error."""
     return [name for value in advised_options(error).values() for name in value.split("+")]
 
 
@@ -198,7 +198,7 @@ def test_every_image_of_a_random_tree_is_in_one_split_or_named(tmp_path):
 
 
 def word_of(path: str, root: Path) -> str:
-    """Return the split that the first folder of a path names."""
+    """Return the split named by the first folder of a path."""
     word = Path(path).relative_to(root).parts[0].lower()
     return "validation" if word in ("val", "validation") else word
 
@@ -273,7 +273,7 @@ def undecoded(rows: Any) -> list[Any]:
     return [row["image"] for row in rows.cast_column("image", datasets.Image(decode=False))]
 
 
-# files, and the numbers of images of the splits when the advice is followed
+# files, and numbers of images per split after following the advice
 ASKED: dict[str, tuple[list[str], dict[str, int]]] = {
     "beside loose images": (["train/a/1.jpg", "train/b/1.jpg", "test/a/2.jpg", "sample.jpg"], {"train": 2, "test": 1}),
     "beside a class": (["train/a/1.jpg", "train/b/1.jpg", "c/1.jpg", "test/b/2.jpg"], {"train": 2, "test": 1}),
@@ -300,7 +300,7 @@ def test_unclear_splits_are_asked_for_and_the_advice_gets_further(name, tmp_path
     left = len(files) - sum(counts.values())
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        for _ in range(2):  # also from the cache
+        for _ in range(2):  # the second time from the cache
             data = load_classification_data(str(root), **options)
             assert {role: len(split) for role, split in data.splits.items()} == counts
     assert data.label_names == ["a", "b"]
@@ -479,13 +479,13 @@ def test_unchanged_folder_is_scanned_once(tmp_path, scans):
 
 
 def change_and_back(root: Path) -> None:
-    """Add and remove a file, such that only the times of its folder change."""
+    """Add and remove a file, so that only the times of its folder change."""
     make(root, "train/a/9.jpg")
     (root / "train/a/9.jpg").unlink()
 
 
 def set_back(root: Path) -> None:
-    """Add a file, and give its folder the time of before."""
+    """Add a file, and restore the modification time of its folder."""
     make(root, "train/a/0.jpg")
     os.utime(root / "train/a", ns=(0, 0))
 

@@ -1,4 +1,4 @@
-"""Generated options of the training scripts: one process, two, and a run stopped and resumed, give the same weights."""
+"""Random options of the training scripts: one process, two processes and a resumed run give the same weights."""
 
 import random
 from pathlib import Path
@@ -16,20 +16,20 @@ SINGLE = ("digits", "mixed")  # sets with one label per image
 
 
 class Options(dict[str, Any]):
-    """Options of a run, drawn by chance."""
+    """Randomly drawn options of a run."""
 
     def __init__(self, chance: random.Random, **given: Any) -> None:
         super().__init__(given)
         self.chance = chance
 
     def draw(self, probability: float, name: str, *values: Any) -> None:
-        """Set an option to one of these values, with this probability."""
+        """Set an option to one of these values with a probability."""
         if self.chance.random() < probability:
             self[name] = self.chance.choice(values)
 
 
 def draw(chance: random.Random, folder: Path) -> Case:
-    """Return a run with SGD, which does not enlarge rounding as Adam does."""
+    """Draw a run with SGD, which does not amplify rounding like Adam."""
     data, script = chance.choice([*SINGLE, *PROBLEMS]), chance.choice([FINETUNE, FINETUNE, FINETUNE, PRETRAIN])
     options = Options(
         chance, optimizer="sgd", learning_rate=0.02, dataset=data if data == "digits" else str(folder / data),
@@ -38,7 +38,7 @@ def draw(chance: random.Random, folder: Path) -> Case:
     )  # fmt: skip
     options.draw(0.5, "validation_fraction", 0.2, 0.3)
     options.draw(0.4, "gradient_accumulation_steps", 2, 3)
-    chosen = script == FINETUNE and "validation_fraction" in options  # evaluations decide something
+    chosen = script == FINETUNE and "validation_fraction" in options  # the selected weights depend on evaluations
     options.draw(0.5, "schedule", "linear", "inverse_sqrt", "constant", *["plateau"] * chosen)
     schedule = options.get("schedule", "cosine")
     if schedule == "cosine":
@@ -118,7 +118,7 @@ def _draw_images(options: Options, fields: Options, *, mixed: bool) -> None:
 
 
 def save_sets(folder: Path) -> None:
-    """Save images with one label, with several, and with a number."""
+    """Save data sets with one label, with several labels, and with a number per image."""
     save_mixed_sizes(folder / "mixed")
     bits = List(ClassLabel(names=[*"abcd"]))
     save_digits(folder / "many", "labels", bits, lambda digit: [bit for bit in range(4) if digit >> bit & 1], 41, 29)

@@ -46,14 +46,14 @@ PROCESSORS = {
 
 
 def circle() -> PIL.Image.Image:
-    """Return a white circle of 50 pixels in the middle of 200 x 100."""
+    """Return a white circle of 50 pixels in the centre of a 200 x 100 image."""
     image = PIL.Image.new("RGB", (200, 100))
     PIL.ImageDraw.Draw(image).ellipse((75, 25, 124, 74), fill="white")
     return image
 
 
 def extent(pixels: torch.Tensor) -> tuple[int, int]:
-    """Return height and width of what is brighter than the background."""
+    """Return height and width of the part that is brighter than the background."""
     bright = pixels.mean(dim=0) > 0
     return int(bright.any(dim=1).sum()), int(bright.any(dim=0).sum())
 
@@ -85,7 +85,7 @@ def test_training_without_a_crop_shows_what_the_evaluation_shows(name, size):
     pixels = training_transform(processor)(image)
     assert pixels.shape == expected.shape
     level = 1 / 255 / min(processor.image_std)
-    # torch resizes where the whole image is stretched: each of two passes rounds to whole levels.
+    # torch resizes if the whole image is stretched: each of its two passes rounds to integers.
     assert (pixels - expected).abs().max() <= (2.5 * level if name in ("stretch", "stock ViT") else 1e-3 * level)
 
 
@@ -120,7 +120,7 @@ def test_simple_random_crop_keeps_the_shape_and_reaches_into_the_padding():
             for left in range(27)
         }
         corner = min(off, key=lambda place: off[place])
-        assert off[corner] <= 2  # both round each pass
+        assert off[corner] <= 2  # both round after each pass
         corners.add(corner)
     assert len(corners) > 40
     assert {top for top, _ in corners} >= {0, 10}
@@ -149,7 +149,7 @@ def test_test_crop_evaluates_the_centre_of_an_image_that_keeps_its_shape(name):
     height, width = (24, 16) if name == "stretch" else (24, 24)
     cropping = with_test_crop(processor, 0.75)
     image = photograph(90, 67)
-    # As the sources do: the shorter edge becomes 32, and the middle is cut out.
+    # Like the sources: resize the shorter edge to 32, and crop the centre.
     ratio = min(67 / (height / 0.75), 90 / (width / 0.75))
     sides = (round(90 / ratio), round(67 / ratio)) if height != width else (int(90 / ratio), int(67 / ratio))
     resized = image.resize(sides, PIL.Image.Resampling(processor.resample))

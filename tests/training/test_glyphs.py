@@ -1,4 +1,4 @@
-"""The shipped vit-pytorch checkpoint: what it is, what it can do, and that its script makes it again."""
+"""The shipped vit-pytorch checkpoint: its architecture and accuracy, and that its script reproduces it."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ NOTES = json.loads(CHECKPOINT.with_suffix(".json").read_text(encoding="utf-8"))
 
 @pytest.fixture(autouse=True)
 def _threads():
-    """Put back the number of threads, which the script sets."""
+    """Restore the number of threads, which the script changes."""
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -37,7 +37,7 @@ def test_shipped_checkpoint_has_its_recorded_accuracy():
     model.load_state_dict(torch.load(CHECKPOINT, weights_only=True))
     images, labels = render_glyphs(NOTES["test_images"], seed=1)
     pixels = torch.from_numpy(images)[:, None].expand(-1, 3, -1, -1) / 127.5 - 1
-    # Another machine may round a few images to the other side of a border.
+    # Rounding on other machines may change the class of a few images.
     assert script.accuracy(model, pixels, torch.from_numpy(labels)) == pytest.approx(NOTES["accuracy"], abs=0.001)
 
 
@@ -57,7 +57,7 @@ def test_training_depends_on_the_seed_alone(monkeypatch):
 
 @pytest.mark.slow
 def test_script_makes_the_shipped_checkpoint_again(tmp_path, monkeypatch):
-    if not NIGHTLY:  # at full size it takes a quarter of an hour, and is as good
+    if not NIGHTLY:  # the full size takes a quarter of an hour
         monkeypatch.setattr(data, "GLYPHS_PER_CLASS", {"train": 8, "test": 2})
     words = {"output_dir": tmp_path, "epochs": draws(1, nightly=NOTES["epochs"]), "seed": NOTES["seed"]}
     monkeypatch.setattr(sys, "argv", ["train", *words_of(words)])

@@ -1,4 +1,4 @@
-"""Gradients between the backward pass and the step: adaptive clipping and sharpness-aware steps."""
+"""Gradients between backward pass and optimizer step: adaptive clipping and sharpness-aware steps."""
 
 import copy
 

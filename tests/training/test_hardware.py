@@ -1,4 +1,4 @@
-"""Settings for GPUs: precision, transfers, workers and gradients exchanged between processes."""
+"""Settings for GPUs: precision, transfers, workers and gradient exchange between processes."""
 
 import datetime
 from typing import Any

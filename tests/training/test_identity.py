@@ -1,4 +1,4 @@
-"""What identifies the images of a run: selected rows are those stored apart, and other images are others."""
+"""The identity of a run's images: selected rows equal the same rows stored separately, and other images differ."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ COUNT, KIND = 41, Features({"image": Image()})
 
 
 def write(folder: Path, seed: int = 0) -> list[Path]:
-    """Write images without compression, all of as many bytes."""
+    """Write uncompressed images, all of the same file size."""
     folder.mkdir(exist_ok=True)
     draw, files = np.random.default_rng(seed), [folder / f"{number}.bmp" for number in range(COUNT)]
     for file in files:
@@ -53,7 +53,7 @@ def test_any_image_of_another_size_and_nearly_any_other_content_has_another_hash
         copies[number].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         assert contents_hash(rows_of(copies, stored=stored)) != before
         copies[number].write_bytes(content)
-    monkeypatch.setattr("plain_vit.training.data.identity.READ", 2)  # then only the first and the last are read
+    monkeypatch.setattr("plain_vit.training.data.identity.READ", 2)  # so that only the first and last bytes are read
     before = contents_hash(rows_of(copies, stored=stored))
     PIL.Image.new("RGB", (5, 4)).save(copies[17])
     assert contents_hash(rows_of(copies, stored=stored)) != before
@@ -61,7 +61,7 @@ def test_any_image_of_another_size_and_nearly_any_other_content_has_another_hash
 
 
 def test_paths_of_rows_whose_labels_were_given_names(tmp_path):
-    """`datasets` then lists the columns of the rows, and does not rename them when they are flattened."""
+    """After the cast, `datasets` lists the columns of the rows, and does not rename them when it flattens them."""
     files = [str(file) for file in write(tmp_path / "one")]
     kind = Features({"image": Image(), "label": Value("int64")})
     rows = Dataset.from_dict({"image": files, "label": [number % 3 for number in range(COUNT)]}, features=kind)

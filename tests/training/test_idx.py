@@ -1,4 +1,4 @@
-"""Sets in IDX files, as MNIST comes: reading, damage, and Fashion-MNIST from its Debian package or from the Hub."""
+"""Data sets in IDX files, like MNIST: reading, damage, and Fashion-MNIST from its Debian package or the Hub."""
 
 import gzip
 import struct
@@ -30,7 +30,7 @@ def idx(array: np.ndarray, kind: int = 0x08) -> bytes:
 
 
 def write_set(folder: Path, train: int = 12, test: int = 5, *, compressed: bool = True) -> dict[str, np.ndarray]:
-    """Write images of 5 by 7 pixels of three classes; return the content of each file."""
+    """Write images of 5 by 7 pixels in three classes, and return the content of each file."""
     draw = np.random.default_rng(0)
     folder.mkdir(exist_ok=True)
     arrays = {}
@@ -44,7 +44,7 @@ def write_set(folder: Path, train: int = 12, test: int = 5, *, compressed: bool 
 
 
 def installed_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Benchmark:
-    """Let the package of Fashion-MNIST have its files in this folder."""
+    """Make this folder the location of Fashion-MNIST's Debian package."""
     known = Benchmark(FASHION_MNIST.repository, package=Package("dataset-test", str(folder), ("a", "b", "c")))
     monkeypatch.setitem(BENCHMARKS, "fashion_mnist", known)
     return known
@@ -201,5 +201,5 @@ def test_fashion_mnist_is_what_its_authors_published() -> None:
     assert splits["test"]["label"][:9] == [9, 2, 1, 1, 6, 1, 4, 6, 5]
     assert splits["train"].features["label"].names[0] == "T - shirt / top"
     pixels = read_idx(PACKAGED / f"{FILES[0]}.gz", 3)
-    assert pixels.mean() / 255 == pytest.approx(0.2860, abs=5e-5)  # by which its users normalise
+    assert pixels.mean() / 255 == pytest.approx(0.2860, abs=5e-5)  # the mean that its users normalise with
     assert all(np.array_equal(image, of) for image, of in zip(splits["train"][:500]["image"], pixels, strict=False))

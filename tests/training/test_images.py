@@ -1,4 +1,4 @@
-"""From files to training pixels: decoding at reduced size, crops, batches."""
+"""From files to training pixels: decoding at reduced size, crops and batches."""
 
 import errno
 import io
@@ -42,7 +42,7 @@ SIZE = (37, 29)  # height, width of a result
 
 
 def photograph(width: int, height: int) -> PIL.Image.Image:
-    """Return a photograph with detail of every scale."""
+    """Return a photograph with detail at every scale."""
     return PIL.Image.fromarray(load_sample_image("flower.jpg")).resize((width, height), PIL.Image.Resampling.LANCZOS)
 
 
@@ -61,7 +61,7 @@ def plain_crop(interpolation: InterpolationMode = InterpolationMode.BILINEAR) ->
 def both_ways(
     file: dict[str, object], seed: int, interpolation: InterpolationMode, scaled: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return levels (C, H, W) of a random crop as we make them and as torchvision does, from the same random state."""
+    """Return levels (C, H, W) of a random crop by our code and by torchvision, from the same random state."""
     crop = plain_crop(interpolation)
     torch.manual_seed(seed)
     ours = CroppedImage(SIZE, interpolation, crop=crop, scaled=scaled)(open_stored(file))
@@ -73,10 +73,10 @@ def both_ways(
 
 
 def change_within_half_a_pixel(levels: torch.Tensor) -> torch.Tensor:
-    """Return by how much levels (C, H, W) of a smooth image may change that is moved by half a pixel."""
+    """Return how much levels (C, H, W) of a smooth image may change if it is shifted by half a pixel."""
     padded = torch.nn.functional.pad(levels, (1, 1, 1, 1), mode="replicate")
     around = padded.unfold(1, 3, 1).unfold(2, 3, 1).flatten(-2)
-    return 0.5 * (around.amax(-1) - around.amin(-1)) + 2  # 2 for rounding, once in the file and twice while resizing
+    return 0.5 * (around.amax(-1) - around.amin(-1)) + 2  # 2 for rounding: once in the file, twice in resizing
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "CMYK"])
@@ -87,7 +87,7 @@ def test_images_that_are_decoded_whole_have_torchvisions_crops(mode, interpolati
     for kind in kinds:
         for seed in range(10):
             ours, theirs = both_ways(stored(image, kind), seed, interpolation, scaled=kind != "jpeg")
-            # Both round each of two passes to whole levels, torch with weights of 16 bits or fewer, Pillow with 22.
+            # Both round after each of two passes, torch with weights of at most 16 bits, Pillow with 22 bits.
             assert (ours - theirs).abs().max() <= (1 if interpolation is InterpolationMode.BILINEAR else 2)
 
 
@@ -103,7 +103,7 @@ def test_crops_of_files_decoded_at_less_than_their_size_are_moved_by_half_a_pixe
 def test_crops_of_files_decoded_at_less_than_their_size_are_near_to_those_of_whole_ones():
     file = stored(photograph(1201, 803), "jpeg", quality=95)
     pairs = [both_ways(file, seed, InterpolationMode.BILINEAR, scaled=True) for seed in range(20)]
-    # In levels, of a photograph full of edges; measured 1.7 in the mean, 3.3 in the crop with the largest.
+    # In levels, for a photograph full of edges: measured 1.7 on average, and 3.3 for the worst crop.
     assert np.mean([(ours - theirs).abs().mean() for ours, theirs in pairs]) < 2.5
     assert max((ours - theirs).abs().mean() for ours, theirs in pairs) < 5
     ours, theirs = both_ways(file, 1, InterpolationMode.BILINEAR, scaled=False)
@@ -124,7 +124,7 @@ def test_a_file_is_decoded_at_the_smallest_size_that_its_crop_needs():
         seen.add(divisor)
         excess = min(part["height"] / SIZE[0], part["width"] / SIZE[1]) / divisor
         assert excess >= 1
-        assert excess < 2.1 or divisor == 8  # Pillow's sizes are whole: where it is close, it takes the larger one
+        assert excess < 2.1 or divisor == 8  # Pillow's sizes are integers, rounded up in close cases
     assert seen == {2, 4, 8}
     whole = open_stored(file)
     CroppedImage(SIZE, InterpolationMode.BILINEAR, scaled=False)(whole)
@@ -132,7 +132,7 @@ def test_a_file_is_decoded_at_the_smallest_size_that_its_crop_needs():
 
 
 def damaged(file: bytes, draw: random.Random) -> bytes:
-    """Return a file as it is, cut, or with some bytes changed, added or cleared."""
+    """Return a file unchanged, truncated, or with some bytes changed, inserted or zeroed."""
     place, kind = draw.randrange(2, len(file)), draw.choice(["whole", "whole", "cut", "end", "flip", "longer", "clear"])
     some = draw.randbytes(5)
     return {
@@ -205,7 +205,7 @@ def test_images_are_turned_as_they_say(orientation):
     ("RATIONAL", 1, "0600000001000000"),
 ])  # fmt: skip
 def test_an_orientation_of_any_type_and_value_is_read_as_datasets_does(kind, count, value):
-    """The part that was cropped lay outside of the image, and was black."""
+    """Otherwise the crop would lie outside the image, and be black."""
     content = bytes.fromhex(value)
     start = content.ljust(4, b"\0") if len(content) <= 4 else struct.pack("<I", 26)
     tag = struct.pack("<HHI", ORIENTATION, getattr(PIL.TiffTags, kind), count) + start
@@ -233,12 +233,12 @@ def test_a_file_cut_short_is_named_at_whatever_size_it_is_decoded():
 
 
 def test_what_pillow_warns_of_in_a_damaged_file_is_not_shown():
-    """Such a file may have one warning for each of 65,535 tags."""
+    """Such a file may cause a warning for each of 65,535 tags."""
     file = io.BytesIO()
     photograph(40, 30).save(file, "tiff")
     content = bytearray(file.getvalue())
     last_tag = struct.unpack_from("<I", content, 4)[0] + 2 + 12 * (struct.unpack_from("<H", content, 8)[0] - 1)
-    struct.pack_into("<I", content, last_tag + 4, 7)  # so many values, where one is expected
+    struct.pack_into("<I", content, last_tag + 4, 7)  # 7 values instead of one
     with pytest.warns(UserWarning, match="had too many entries: 7"):
         PIL.Image.open(io.BytesIO(content))
     with warnings.catch_warnings():
@@ -255,7 +255,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 def raised(broken: str) -> None:
-    """Raise what makes a run stop at a broken image."""
+    """Raise the error that stops a run at a broken image."""
     if broken:
         raise DataError(broken)
 
@@ -348,7 +348,7 @@ def test_batches_of_jpeg_files_do_not_depend_on_workers_or_on_how_they_are_read(
         seen = torch.cat([batch["pixel_values"] for batch in batches])
         assert seen.dtype == torch.uint8
         assert torch.equal(seen, one_by_one)
-    # A run that goes on begins in the middle.
+    # A resumed run begins in the middle.
     rest = DataLoader(images, batch_size=3, sampler=ShuffledStream(5, length=12, seed=2, start=6))
     assert torch.equal(torch.cat([batch["pixel_values"] for batch in rest]), one_by_one[6:])
 
@@ -361,7 +361,7 @@ def test_a_batch_is_normalised_as_its_images_are():
     assert torch.equal(transform.normalize(levels), torch.stack([transform.normalize(image) for image in levels]))
     assert torch.equal(levels, kept)
     expected = processor(levels, do_resize=False, return_tensors="pt")["pixel_values"]
-    torch.testing.assert_close(transform.normalize(levels), expected, rtol=0, atol=1e-6)  # scaled to 0 to 1 first
+    torch.testing.assert_close(transform.normalize(levels), expected, rtol=0, atol=1e-6)  # scaled to [0, 1] first
 
 
 def test_an_opened_image_can_be_transformed_again():

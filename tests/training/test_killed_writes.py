@@ -1,4 +1,4 @@
-"""Scripts killed while they write a file, at each file in turn: the same command, or with `--resume`, ends them."""
+"""Scripts killed while writing a file, at each file in turn: the same command, or `--resume`, completes them."""
 
 import os
 import random
@@ -34,7 +34,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def run_again(script: str, options: dict[str, Any]) -> None:
-    """Run a script in the folder of one that was killed; with `--resume` if its error says so."""
+    """Run a script again in the folder of a killed run, with `--resume` if the error says so."""
     try:
         call(script, **options)
     except OutputExistsError as error:
@@ -44,12 +44,12 @@ def run_again(script: str, options: dict[str, Any]) -> None:
 
 
 def kill_at(write: int, name: str, script: str, options: dict[str, Any]) -> None:
-    """Run a script in another process, which is killed at a call of a function of `staging`."""
+    """Run a script in another process that is killed at a call of a function in `staging`."""
     process = server.Process(target=be_killed_at, args=(write, name, script, options))
     process.start()
     process.join(LIMIT)
     exitcode = process.exitcode
-    process.kill()  # one that does not end would be waited for when the tests have ended
+    process.kill()  # otherwise pytest would wait at its end for a process that hangs
     assert exitcode == -signal.SIGKILL
 
 
@@ -66,7 +66,7 @@ def be_killed_at(write: int, name: str, script: str, options: dict[str, Any]) ->
 
 
 def results_of(folder: Path) -> dict[str, bytes]:
-    """Return the contents of the files of a run that do not tell when it ran; hidden ones are empty locks."""
+    """Return the contents of a run's files without timestamps; hidden files are empty locks."""
     files = (file for file in folder.rglob("[!.]*") if file.suffix in (".safetensors", ".npy", ".parquet"))
     return {str(file.relative_to(folder)): file.read_bytes() for file in files if "checkpoints" not in file.parts}
 
@@ -77,7 +77,7 @@ def test_a_run_killed_at_any_of_its_writes_can_be_run_again(name: str, model_fol
     script, options = RUNS[name]
     options = {**options, "model": str(model_folder), "dataset": str(save_mixed_sizes(tmp_path / "data"))}
     writes = []
-    with (  # before a file is in its place, and around its writing
+    with (  # before a file is moved into place, and around the write
         mock.patch.object(staging, "_put_in_place", wraps=staging._put_in_place) as put_in_place,
         mock.patch.object(staging, "_clear", wraps=staging._clear) as clear,
     ):

@@ -1,4 +1,4 @@
-"""How long a run is and how its learning rate goes: restarts, cool-down, plateaus, longer runs, data that moved."""
+"""Length and learning rate schedule of a run: restarts, cool-down, plateaus, lengthened runs, data that moved."""
 
 import shutil
 

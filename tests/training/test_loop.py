@@ -1,4 +1,4 @@
-"""The training loop with another task: a regression in this one file, without other changes."""
+"""The training loop with a new task: a regression defined only in this file."""
 
 import functools
 import json
@@ -35,7 +35,7 @@ IMAGES = 41
 
 
 class BrightnessOf(Dataset):
-    """Images of noise with how bright each one is; asked for as `ShuffledStream` does, or by number."""
+    """Noise images with their brightness; indexed like `ShuffledStream` does, or by number."""
 
     def __init__(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -51,7 +51,7 @@ class BrightnessOf(Dataset):
 
 
 class Regressor(nn.Module):
-    """A plain ViT with one number in place of classes."""
+    """A plain ViT that outputs one number instead of classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Regressor(nn.Module):
 
 
 class Regression(Task[Means]):
-    """How bright an image is."""
+    """The task of predicting the brightness of an image."""
 
     measures = {"absolute_error": 1}
     score = "closeness"
@@ -97,7 +97,7 @@ class Regression(Task[Means]):
 
 
 def regress(folder: Path, *, stop_after: int | None = None, **changes: object) -> Means:
-    """Train a regression of 9 steps in batches of 12, two micro-batches each."""
+    """Train a regression for 9 steps with batches of 12 in two micro-batches."""
     options = LoopOptions(**{
         "output_dir": str(folder), "steps": 9, "batch_size": 12, "gradient_accumulation_steps": 2, "log_every": 2,
         "evaluations": 3, "checkpoint_every": 2, "learning_rate": 0.003, **changes,
@@ -129,7 +129,7 @@ def regress(folder: Path, *, stop_after: int | None = None, **changes: object) -
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return what gives the folder of a whole run, which is done once for each set of options."""
+    """Return a function that returns the folder of a whole run, made once per set of options."""
 
     @functools.cache
     def run(**options: object) -> Path:
@@ -154,7 +154,7 @@ def test_third_task_learns_chooses_and_saves(tmp_path):
     learnt = [line["train_loss"] for line in lines if "train_loss" in line]
     assert learnt[-1] < 0.1 * learnt[0]
     assert result.count == IMAGES
-    # The best weights were replaced once, and nothing is left of those before.
+    # The best weights were replaced once, and the earlier ones are deleted.
     left = "arguments.yaml best checkpoints log.jsonl model.safetensors results.json run.json"
     assert {path.name for path in (tmp_path / "run").iterdir()} == {*left.split()}
 
@@ -241,7 +241,7 @@ def results_in(folder: Path) -> dict[Path, bytes]:
 
 
 def test_selected_weights_are_of_the_step_that_the_checkpoint_selected(tmp_path):
-    """A crash comes between step 6, whose evaluation selects it, and the next checkpoint; the last one is of step 4."""
+    """The run crashes between step 6, which its evaluation selects, and the next checkpoint; the last is of step 4."""
     options = {"evaluations": 9, "checkpoint_every": 4, "best_kept": 2}
     regress(tmp_path / "whole", **options)
     with pytest.raises(KeyboardInterrupt):
@@ -252,7 +252,7 @@ def test_selected_weights_are_of_the_step_that_the_checkpoint_selected(tmp_path)
     ):
         regress(tmp_path / "run", resume=True, **{**options, "evaluations": 2})
     assert files_of(tmp_path / "run", "run.json", "best*/**/*", "checkpoints/**/*") == before
-    # An earlier version did not say of which step they are.
+    # Earlier versions did not record the step of the weights.
     old = shutil.copytree(tmp_path / "run", tmp_path / "old")
     (old / "best" / "progress.json").unlink()
     (old / "best" / "manifest.json").unlink()
@@ -291,7 +291,7 @@ def test_figures_are_those_of_all_sessions(tmp_path):
     progress = json.loads((newest / "progress.json").read_text())
     assert progress["spent"]["images"] == 9 * 12
     assert again["seconds"] - first["seconds"] > progress["spent"]["seconds"] > 0.1
-    # A checkpoint of an earlier version does not say.
+    # Checkpoints of earlier versions do not record it.
     del progress["spent"]
     (newest / "progress.json").write_text(json.dumps(progress))
     (newest / "manifest.json").unlink()
@@ -301,7 +301,7 @@ def test_figures_are_those_of_all_sessions(tmp_path):
 
 
 def signal_in_evaluation(monkeypatch: pytest.MonkeyPatch, number: int, after: int) -> list[int]:
-    """Send a signal in an evaluation, after a batch; return the numbers of batches that each evaluation got."""
+    """Send a signal during an evaluation, after a batch; return the number of batches of each evaluation."""
     counts: list[int] = []
     evaluate = Regression.evaluate
 
@@ -333,7 +333,7 @@ def test_signal_in_an_evaluation_ends_it_and_it_is_made_up_for(number, step, tra
     assert f"Stopped after step {step} of 9" in capsys.readouterr().out
     assert read_log(tmp_path / "run")[-1].get("step") != step or "epoch" not in read_log(tmp_path / "run")[-1]
     monkeypatch.undo()
-    # Killed after it was made up for, and before the next checkpoint.
+    # Killed after the evaluation was repeated, and before the next checkpoint.
     with pytest.raises(KeyboardInterrupt):
         regress(tmp_path / "run", resume=True, stop_after=step, **options)
     regress(tmp_path / "run", resume=True, **options)

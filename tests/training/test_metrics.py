@@ -1,4 +1,4 @@
-"""What an evaluation says: averages over classes, calibration, likeliest classes, views, and the selected weights."""
+"""Results of an evaluation: class averages, calibration, most likely classes, views, and the selected weights."""
 
 import csv
 import json
@@ -51,7 +51,7 @@ def test_averages_over_classes_are_those_of_scikit_learn_and_calibration_that_of
     predictions = logits.argmax(1).numpy()
     assert {*predictions} > {*labels}, "some are predicted as classes without images"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scikit-learn's, about those
+        warnings.simplefilter("ignore")  # scikit-learn warns about them
         assert result.values["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predictions))
     assert result.values["macro_f1"] == pytest.approx(f1_score(labels, predictions, average="macro"))
     present = f1_score(labels, predictions, labels=range(6), average="macro")

@@ -1,4 +1,4 @@
-"""What is random in a step depends on the place of an image in the batch of the step, and not on who holds it."""
+"""Randomness in a step depends on an image's position in the step's batch, and not on the process that holds it."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ IMAGES = 12
 
 
 def blended(mixing: Mixing, step: int, micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Blend images in micro-batches; each image has one value everywhere, its number plus 1."""
+    """Blend images in micro-batches; each image is constant, with its number plus 1 as value."""
     pixels = (torch.arange(IMAGES) + 1.0)[:, None, None, None].expand(-1, 3, 20, 14).clone()
     blend = mixing.blend(step)
     assert blend is not None

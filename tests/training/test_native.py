@@ -1,4 +1,4 @@
-"""Fine-tuning that keeps the aspect ratio of images: packed patches in training, the processor's own in evaluations."""
+"""Fine-tuning that keeps the aspect ratio of images: packed patches in training, the processor's in evaluations."""
 
 import dataclasses
 import json
@@ -49,7 +49,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def run(model_folder: Path, data: str, tmp_path: Path) -> Any:
-    """Return what does a short run and gives its folder."""
+    """Return a function that does a short run and returns its folder."""
     return runs_in(tmp_path, model=model_folder, dataset=data, **SHORT)
 
 
@@ -150,7 +150,7 @@ def test_several_labels_are_learnt_and_micro_batches_that_fit_are_found(run, dat
     assert json.loads((folder / "results.json").read_text())["images_evaluated"] == 31
 
 
-# What is refused
+# Errors
 
 
 GIVEN = {

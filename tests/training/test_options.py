@@ -1,4 +1,4 @@
-"""The options of a training run, part by part: recipes, losses, teachers, freezing, LoRA, sizes, memory."""
+"""The options of a training run by topic: recipes, losses, teachers, freezing, LoRA, sizes, memory."""
 
 import copy
 import dataclasses
@@ -249,7 +249,7 @@ def test_distillation_is_zero_for_the_teacher_itself_and_its_gradient_keeps_its_
     torch.testing.assert_close(distillation_loss(logits, teacher), F.cross_entropy(logits, shares) - entropy)
     hot = logits.clone().requires_grad_()
     distillation_loss(hot, teacher, temperature=1e3).backward()
-    # At high temperature: logits matched by their squared distance over 2 K^... (Hinton et al. 2015, section 2.1).
+    # At high temperature the loss is the squared distance of logits over 2 K^... (Hinton et al. 2015, section 2.1).
     expected = (logits - logits.mean(1, keepdim=True) - teacher + teacher.mean(1, keepdim=True)) / 4 / 6
     torch.testing.assert_close(hot.grad, expected, rtol=0, atol=1e-3)
     assert distillation_loss(logits, teacher, kind="hard") == F.cross_entropy(logits, teacher.argmax(1))
@@ -300,12 +300,12 @@ def test_every_optimizer_keeps_the_groups_and_moves_what_it_is_given(name):
 
 @pytest.mark.parametrize("name", sorted(VARIATIONS))
 def test_the_logits_of_a_plain_vit_depend_on_every_parameter(name):
-    """Several processes would wait for the gradient of another one."""
+    """With an unused parameter, several processes would wait for its gradient."""
     model = randomize_(PlainViTForImageClassification(tiny_config(**{**VARIATIONS[name], "use_mask_token": False})))
     freeze_unused(model, {"pixel_values": pixels()[:1]})
     assert all(parameter.requires_grad for parameter in model.parameters())
     freeze(model, ["*"], head_of(model))
-    freeze_unused(model, {"pixel_values": pixels()[:1]})  # the optimizer refuses it, and says so
+    freeze_unused(model, {"pixel_values": pixels()[:1]})  # the optimizer raises an error about it
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
@@ -357,7 +357,7 @@ def test_muon_makes_the_steps_of_its_formulas_and_of_adamw_and_goes_on_from_its_
         adamw.step()
         for name, parameter in model.named_parameters():
             if name in kernels:
-                assert (parameter - weights[name]).abs().max() < 1e-6 * (step + 1), name  # steps are of 0.005
+                assert (parameter - weights[name]).abs().max() < 1e-6 * (step + 1), name  # steps have a size of 0.005
             else:
                 assert torch.equal(parameter, rest[name]), name
         if step == 2:
@@ -370,7 +370,7 @@ def test_steps_of_muon_do_not_enlarge_the_rounding_of_gradients():
     torch.manual_seed(0)
     for shape in ((3, 24, 40), (2, 60, 36)):
         matrices = torch.randn(shape) @ torch.diag_embed(torch.logspace(0, -1, shape[-1]))
-        rounded = matrices + 1e-7 * matrices.abs().max() * torch.randn(shape)  # as sums in another order are
+        rounded = matrices + 1e-7 * matrices.abs().max() * torch.randn(shape)  # like sums in a different order
         steps, others = map(orthogonalised, (matrices, rounded))
         assert steps.dtype == torch.float32
         assert (steps - others).abs().max() < 1e-5 * steps.abs().max()
@@ -403,11 +403,11 @@ def test_optimizers_of_sharded_weights_make_the_steps_of_whole_ones_or_are_refus
     results = {line.pop("optimizer"): line for line in lines}
     assert results.keys() == set(names)
     for name, result in results.items():
-        if "refused" in result:  # a later release may have mended these
+        if "refused" in result:  # later releases may have fixed these
             assert name in ("adafactor", "timm:mars", "timm:novograd")
             assert "does not work with sharded weights" in result["refused"]
         else:
-            # That of timm multiplies in bfloat16, tall matrices part by part.
+            # timm's version multiplies in bfloat16, and splits tall matrices.
             assert result["difference"] < (0.05 if name == "timm:muon" else 1e-5), name
 
 
@@ -730,7 +730,7 @@ def test_crop_out_of_a_larger_image_shows_a_part_at_its_scale():
     processor = PlainViTImageProcessor(size={"height": 24, "width": 16}, do_normalize=False)
     seen = [training_transform(processor, resize_to=48)(image) for _ in range(5)]
     whole = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
-    windows = whole.unfold(1, 24, 1).unfold(2, 16, 1)  # C, places down, places across, 24, 16
+    windows = whole.unfold(1, 24, 1).unfold(2, 16, 1)  # C, positions down, positions across, 24, 16
     for crop in seen:
         distance = (windows - crop[:, None, None]).abs().amax(dim=(0, 3, 4))
         assert distance.min() < 1e-6
@@ -753,7 +753,7 @@ def test_number_of_augmentation_layers_and_three_augment_take_effect():
 
 
 class Limited(nn.Module):
-    """Runs out of memory with more than so many images, as a GPU does."""
+    """Run out of memory with more than a number of images, like a GPU."""
 
     def __init__(self, limit: int, model: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Blocks that compute with bfloat16 copies of their weights: what they compute, and what stays as it was."""
+"""Blocks that compute with bfloat16 copies of their weights: what they compute, and what stays unchanged."""
 
 import copy
 import json
@@ -53,13 +53,13 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
 
 
 def distance(values: dict[str, Any], others: dict[str, Any]) -> float:
-    """Return the relative distance of two sets of tensors, as one vector each."""
+    """Return the relative distance between two sets of tensors, each flattened to one vector."""
     differences = torch.stack([(values[name] - other).double().norm() for name, other in others.items()])
     return float(differences.norm() / torch.stack([other.double().norm() for other in others.values()]).norm())
 
 
 class InBfloat16(nn.Module):
-    """A block that was converted as a whole."""
+    """A block that is entirely converted to bfloat16."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def test_weights_are_as_before_and_evaluations_have_the_same_bits() -> None:
 def test_a_copy_of_the_model_computes_with_its_own_weights() -> None:
     model = plain()
     train_on_copies(model, torch.bfloat16)
-    expected = gradients(model)  # also: knows where its parameters are
+    expected = gradients(model)  # this also records the parameters
     other = copy.deepcopy(model)
     with torch.no_grad():
         for weight in other.parameters():
@@ -176,7 +176,7 @@ def test_nothing_is_cast_but_the_weights_of_a_block_at_once_and_its_tokens(make:
         with Counter() as counter:
             gradients(model)
         casts.append(counter.casts)
-    few = 18  # of the embeddings, the last norm and the head
+    few = 18  # tensors of the embeddings, the last norm and the head
     assert casts[1] <= 2 * len(blocks_of(make())) + few < casts[0]
 
 
@@ -185,7 +185,7 @@ def test_nothing_is_cast_but_the_weights_of_a_block_at_once_and_its_tokens(make:
 
 @pytest.fixture
 def run(model_folder: Path, tmp_path: Path) -> Any:
-    """Return what does a short run and gives its folder."""
+    """Return a function that does a short run and returns its folder."""
 
     def start(name: str, **options: Any) -> Path:
         values = {"model": str(model_folder), **SHORT, "output_dir": str(tmp_path / name), **options}

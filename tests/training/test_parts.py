@@ -1,4 +1,4 @@
-"""Parts of a training run: order and augmentation, optimizer groups, schedule, heads, evaluation, files."""
+"""Parts of a training run: data order and augmentation, optimizer groups, schedule, heads, evaluation, files."""
 
 import itertools
 import json
@@ -119,7 +119,7 @@ def test_copies_share_a_batch_and_are_never_adjacent():
         assert rows == rows[:4] * 3
         assert len(set(rows)) == 4
         assert [place[2:] for place in batch] == [()] * 4 + [(1,)] * 4 + [(2,)] * 4
-    # Neither an epoch of 61 nor a batch of 14 is a multiple of 3: an image at the edge has copies in two batches.
+    # Neither an epoch of 61 nor a batch of 14 is a multiple of 3, so copies of an image can fall into two batches.
     batches_of = defaultdict(set)
     for number, batch in enumerate(in_batches(ShuffledStream(61, length=238, seed=5, repeats=3, batch_size=14), 14)):
         images = [place[:2] for place in batch]
@@ -193,7 +193,7 @@ def test_plain_training_pixels_are_those_of_the_image_processor(processor, image
     expected = processor(image, return_tensors="pt")["pixel_values"][0]
     pixels = training_transform(processor)(image)
     assert pixels.shape == (3, 24, 16)
-    # Pillow, which resizes here, rounds each pass to whole levels: up to 2 of 255 away from torchvision's resizing.
+    # Pillow, which resizes here, rounds after each pass: it differs from torchvision by up to 2 of 255 levels.
     level = (expected.max() - expected.min()) / 255
     assert (pixels - expected).abs().max() <= 2.5 * level
 
@@ -260,7 +260,7 @@ def test_schedule_is_that_of_transformers_but_for_the_first_step(schedule):
     reference = get_scheduler(name, optimizer, num_warmup_steps=5, num_training_steps=23)
     for step in range(23):
         factor = learning_rate_factor(step, total=23, warmup=5, schedule=schedule)
-        if step < 5:  # transformers takes its first step at a learning rate of zero
+        if step < 5:  # transformers' first step has a learning rate of zero
             assert factor == (step + 1) / 5
         else:
             assert math.isclose(factor, reference.get_last_lr()[0], abs_tol=1e-12)
@@ -338,7 +338,7 @@ def test_from_scratch_keeps_the_architecture_and_no_weight(tmp_path):
 
 
 def test_positions_from_scratch_are_drawn_for_the_training_size_and_not_resampled(tmp_path):
-    # 64 x 64 positions resampled from 3 x 3 are smooth; drawn ones are as unlike their neighbours as any.
+    # 64 x 64 positions resampled from 3 x 3 are smooth; random ones are not similar to their neighbours.
     small_vit(image_size=24, patch_size=8, position_resampling="truncate").save_pretrained(tmp_path)
     PlainViTImageProcessor(size={"height": 24, "width": 24}).save_pretrained(tmp_path)
     model, processor = load_classifier(str(tmp_path), ["a", "b"], from_scratch=True, image_size=(512, 512))
@@ -348,7 +348,7 @@ def test_positions_from_scratch_are_drawn_for_the_training_size_and_not_resample
     grid = table.squeeze(0)[-64 * 64 :].unflatten(0, (64, 64))
     neighbours = nn.functional.cosine_similarity(grid[:, 1:], grid[:, :-1], dim=-1).mean()
     assert abs(neighbours) < 0.05
-    with pytest.raises(TrainingError, match="add --position_resampling"):  # of a table that was trained
+    with pytest.raises(TrainingError, match="add --position_resampling"):  # a trained table needs resampling
         load_classifier(str(tmp_path), ["a", "b"], image_size=(512, 512))
 
 
@@ -368,7 +368,7 @@ POSITIONS = [
 
 
 def saved_vit(folder, **fields):
-    """Save a model of 24 pixels, in 3 x 3 patches, with random weights, and return it."""
+    """Save a model for 24 x 24 pixels in 3 x 3 patches with random weights, and return it."""
     if fields.get("position_embedding_type") == "sincos_2d":
         fields["position_embedding_on_prefix"] = False
     model = randomize_(small_vit(image_size=24, patch_size=8, **fields)).eval()
@@ -474,7 +474,7 @@ def test_checkpoint_of_another_library_is_opened_in_float32_and_keeps_its_body(t
 
 
 class Constant(nn.Module):
-    """Answers with the logits that come as its pixels."""
+    """Return logits that are given as pixels."""
 
     def forward(self, pixel_values: torch.Tensor) -> ImageClassifierOutput:
         return ImageClassifierOutput(logits=pixel_values)

@@ -1,4 +1,4 @@
-"""Linear probes and few-shot ridge regression: against scikit-learn, and as the script does them."""
+"""Linear probes and few-shot ridge regression: compared with scikit-learn, and in the script."""
 
 import json
 import math
@@ -47,7 +47,7 @@ script = open_script("linear_probe")
 
 
 def clusters(images: int, width: int, classes: int, seed: int = 0) -> Features:
-    """Return features of as many clusters as there are classes, of very different scales."""
+    """Return features in one cluster per class, with very different scales."""
     centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(7))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(images) % classes
@@ -226,7 +226,7 @@ def test_probe_leaves_a_model_with_the_accuracy_it_reports_and_features_that_are
     (["--mode", "knn", "--temperature", 0], "temperature is 0.0: expected a positive number"),
 ])  # fmt: skip
 def test_a_probe_that_the_data_do_not_allow_is_refused_before_anything_is_computed(words, says, model_folder, tmp_path):
-    """The linear probe had been trained, and its result was lost."""
+    """The error comes before the linear probe is trained, so that no result is lost."""
     with pytest.raises((DataError, TrainingError), match=says):
         script.probe(arguments_of(model_folder, tmp_path / "out", *words))
     assert not (tmp_path / "out").exists()
@@ -314,7 +314,7 @@ def test_features_of_another_model_or_of_other_images_with_the_same_labels_are_n
 
 
 def save_two_columns(folder: Path, *, seed: int) -> None:
-    """Save two images per label, which are the same for all seeds."""
+    """Save two images per label; the labels are the same for all seeds."""
     draw, labels = np.random.default_rng(seed), [number % 3 for number in range(24)]
     images = {
         name: [PIL.Image.fromarray(draw.integers(0, 256, (9, 7, 3), dtype=np.uint8)) for _ in labels]

@@ -1,4 +1,4 @@
-"""One process, two, and a run that was stopped and resumed give the same weights, whatever is random in training."""
+"""One process, two processes and a resumed run give the same weights, with every kind of randomness in training."""
 
 import json
 import shutil
@@ -42,15 +42,15 @@ EVALUATE, PROBE = "evaluate_image_classification", "linear_probe"
 
 @dataclass
 class Case:
-    """A run that is made whole, stopped and resumed, and in two processes.
+    """A run that is done without interruption, stopped and resumed, and in two processes.
 
     Args:
         options: options of the script.
         fields: changes of the model.
-        save: saves the model.
-        two: options that differ in two processes; None where two have other weights than one.
-        stop: the step before which it is stopped.
-        limit: the largest difference of the weights, which are of the order of 1.
+        save: function that saves the model.
+        two: options that differ with two processes; None if two processes give other weights than one.
+        stop: the step before which the run is stopped.
+        limit: the largest allowed difference of weights, which are of order 1.
     """
 
     options: dict[str, Any]
@@ -62,8 +62,8 @@ class Case:
     limit: float = 1e-6
 
 
-# 70 images in batches of 12: epochs end within batches. 40 evaluated images are not a multiple of 26. SGD, because Adam
-# makes steps of the same size of gradients that differ only by rounding.
+# 70 images in batches of 12, so epochs end within batches. 40 evaluated images are not a multiple of 26. SGD, because
+# Adam takes steps of full size even for gradients that are only rounding errors.
 COMMON = {"dataset": "digits", "steps": 8, "batch_size": 12, "evaluations": 2, "log_every": 3, "optimizer": "sgd",
           "learning_rate": 0.1, "checkpoint_every": 2}  # fmt: skip
 TUNED = {**COMMON, "eval_batch_size": 26, "report": False}
@@ -74,7 +74,7 @@ NATIVE = {**TUNED, "dataset": "mixed", "native_aspect_ratio": True, "max_num_pat
 
 
 def save_clip(folder: Path) -> Path:
-    """Save a classifier whose last norm no logit depends on."""
+    """Save a classifier whose logits do not depend on its last norm."""
     config = CLIPConfig(vision_config={**SMALL, "image_size": 24, "patch_size": 8}, num_labels=10)
     randomize_(CLIPForImageClassification(config)).save_pretrained(folder)
     CLIPImageProcessor(size={"height": 24, "width": 24}, do_center_crop=False).save_pretrained(folder)
@@ -82,7 +82,7 @@ def save_clip(folder: Path) -> Path:
 
 
 def save_siglip(folder: Path) -> Path:
-    """Save a classifier of the mean of the patches, which has a pooling head."""
+    """Save a mean-pooling classifier that has an unused pooling head."""
     config = SiglipConfig(vision_config={**SMALL, "image_size": 24, "patch_size": 8}, num_labels=10)
     randomize_(SiglipForImageClassification(config)).save_pretrained(folder)
     SiglipImageProcessor(size={"height": 24, "width": 24}).save_pretrained(folder)
@@ -127,7 +127,7 @@ CASES = {
 
 
 def compare(cases: dict[str, Case], folder: Path) -> None:
-    """Run each case whole, and stopped and resumed; in two processes whole, and with the other part in one."""
+    """Run each case whole and resumed, in two processes, and resumed with another number of processes."""
     of_two: list[tuple[Any, ...]] = []
     moved = dict[Path, tuple[str, dict[str, Any]]]()
     for number, (name, case) in enumerate(cases.items()):
@@ -137,7 +137,7 @@ def compare(cases: dict[str, Case], folder: Path) -> None:
         run_case(case.script, runs["one"])
         run_case(case.script, runs["resumed"], stop_before=case.stop)
         if ended := (here / "resumed" / "config.json").exists():
-            assert "early_stopping" in options  # nothing else ends a run before its step
+            assert "early_stopping" in options  # the only other reason for an early end
         elif number % 2:
             shutil.copytree(here / "resumed", here / "moved")
         if not ended:
@@ -165,10 +165,10 @@ def compare(cases: dict[str, Case], folder: Path) -> None:
 
 
 def difference(one: Path, other: Path, case: Case) -> float:
-    """Return the largest difference of the weights of two runs, whose logs and results are compared too."""
+    """Return the largest difference between the weights of two runs, and compare their logs and results."""
     logs = [read_log(folder) for folder in (one, other)]
     assert [line.keys() for line in logs[0]] == [line.keys() for line in logs[1]], one
-    if not case.options.get("mixed_precision"):  # its roundings may decide an image
+    if not case.options.get("mixed_precision"):  # rounding may change the class of an image
         for line, line_of_other in zip(*logs, strict=True):
             assert line_of_other == pytest.approx(line, rel=1e-5, abs=1e-6), one
     if case.script == FINETUNE:
@@ -184,7 +184,7 @@ def difference(one: Path, other: Path, case: Case) -> float:
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return a teacher and the data of the cases: digits, digits with other labels, images of many sizes."""
+    """Return a teacher and the data of the cases: digits, digits with different labels, images of many sizes."""
     folder = tmp_path_factory.mktemp("sets")
     digits = dict(enumerate(map(str, range(10))))
     return {
@@ -208,7 +208,7 @@ def test_one_process_two_and_resumed_runs_give_the_same_weights(sets, tmp_path):
 
 @pytest.mark.slow
 def test_running_statistics_of_two_processes_are_those_that_are_saved(sets, tmp_path):
-    """An average of weights is evaluated with them, in each process."""
+    """Averaged weights are evaluated with these statistics in each process."""
     model = save_resnet(tmp_path / "model", num_labels=10)
     options = {**TUNED, "dataset": sets["digits"], "model": str(model), "ema_decay": 0.5}
     run_in_two([(FINETUNE, {**options, "output_dir": str(tmp_path / "run")})], tmp_path / "cases.json")
@@ -243,7 +243,7 @@ def test_two_processes_evaluate_every_image_once_and_give_the_probes_of_one(sets
         name: two[name] for name in ("few_shot", "knn", "attentive")
     }
     one, two = (load_file(tmp_path / run / "probe" / "features.safetensors") for run in cases)
-    for name, tensor in one.items():  # batches of another size are summed in another order
+    for name, tensor in one.items():  # batches of another size are summed in a different order
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-5 * tensor.abs().max().item())
     for split in ("train", "validation", "test"):  # and tokens rounded to 11 bits
         tokens, others = (np.load(tmp_path / run / "probe" / f"tokens-{split}.npy").astype(np.float32) for run in cases)

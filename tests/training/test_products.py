@@ -1,4 +1,4 @@
-"""Dense layers that are trained in float32 on a CPU, multiplied by oneDNN."""
+"""Dense layers trained in float32 on a CPU use matrix products of oneDNN."""
 
 import copy
 from pathlib import Path
@@ -25,12 +25,12 @@ from tests.training.runs import assert_same_bits, open_script, save_plain_vit
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN")
 script = open_script("finetune_image_classification")
-REORDERED = 1e-5  # sums are taken in another order
+REORDERED = 1e-5  # sums are taken in a different order
 
 
 @pytest.fixture
 def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Return a list that gets the shape of each weight that oneDNN multiplies."""
+    """Return a list that records the shape of each weight multiplied by oneDNN."""
     found: list[tuple[int, ...]] = []
     product = module._product
 
@@ -43,7 +43,7 @@ def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def gradients(model: nn.Module, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the gradients of a loss, and the loss."""
+    """Return the gradients of a loss, including the loss itself."""
     torch.manual_seed(0)
     model.zero_grad()
     loss = model(images).logits.square().sum()
@@ -91,7 +91,7 @@ def test_tensors_may_have_any_strides(strided: str) -> None:
     elif strided == "every second":
         inputs = torch.randn(4, 16)[:, ::2]
     inputs = inputs.detach().requires_grad_()
-    weigh = torch.randn(1, 6) if strided != "of the loss" else None  # whose gradient is expanded
+    weigh = torch.randn(1, 6) if strided != "of the loss" else None  # the gradient of a sum is an expanded tensor
     found = []
     for context in (onednn_products(), torch.enable_grad()):
         with context:
@@ -106,7 +106,7 @@ def test_only_the_gradients_that_are_needed_are_computed(multiplied: list[tuple[
     layer, inputs = nn.Linear(8, 6), torch.randn(4, 8)
     with onednn_products():
         layer(inputs).sum().backward()
-        assert len(multiplied) == 2  # the images are not trained
+        assert len(multiplied) == 2  # no gradient for the images
         layer.weight.requires_grad_(False)
         layer(inputs).sum().backward()
         assert len(multiplied) == 3
@@ -130,7 +130,7 @@ def second(layer: nn.Linear, inputs: torch.Tensor, dtype: torch.dtype) -> torch.
     return of_weight
 
 
-# What is left as it is
+# Layers that are left unchanged
 
 
 def test_other_computations_have_torch_s_bits(multiplied: list[tuple[int, ...]]) -> None:
@@ -266,7 +266,7 @@ def test_the_processor_decides(
     with products(torch.device("cpu")):
         assert (F.linear is not linear) is expected
     assert F.linear is linear
-    with products(torch.device("cuda")):  # whose host may be such a processor
+    with products(torch.device("cuda")):  # a GPU's host may have such a processor
         assert F.linear is linear
 
 

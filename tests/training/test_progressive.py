@@ -1,4 +1,4 @@
-"""Progressive resizing: sizes by step, what the model is given, resuming, lengthening, and what is refused."""
+"""Progressive resizing: sizes by step, inputs of the model, resuming, longer runs, and errors."""
 
 import itertools
 from pathlib import Path
@@ -32,7 +32,7 @@ def run(model: Path, folder: Path, **changes: object) -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Sizes of the images that a model is trained on, in order."""
+    """Return a list that records the sizes of training images, in order."""
     sizes: list[tuple[int, ...]] = []
     loss = Classification.loss
 

@@ -1,4 +1,4 @@
-"""Every recipe has the numbers of its source, which are listed here as the source states them."""
+"""Every recipe has the values of its source, which are listed here as in the source."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -19,9 +19,9 @@ FINETUNE = open_script("finetune_image_classification").FinetuneArguments
 PROBE = open_script("linear_probe").ProbeArguments
 NEEDED = ["--model", "m", "--dataset", "d", "--output_dir", "o"]
 
-# Numbers by their names in the sources. `batch` is the product of what the sources multiply: images per process,
-# processes, nodes, accumulation. `lr` is what the source passes to its optimizer, after its own scaling with the batch.
-# `wd` is the decay as AdamW of torch takes it. `aa` is the augmentation in the notation of timm or big_vision.
+# Values by their names in the sources. `batch` is the product of images per process, processes, nodes and accumulation.
+# `lr` is the learning rate passed to the optimizer, after the source's own scaling with the batch size. `wd` is the
+# decay as torch's AdamW defines it. `aa` is the augmentation in the notation of timm or big_vision.
 
 # facebookresearch/deit: defaults of main.py, then the commands of README_deit.md.
 DEIT = {
@@ -137,7 +137,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "torchvision-vit-b32": {**TORCHVISION, "aa": "imagenet"},
 }  # fmt: skip
 
-# Options of each augmentation in the notation of the sources.
+# Options for each augmentation in the notation of the sources.
 AUGMENTATIONS: dict[str, dict[str, Any]] = {
     "": {"augmentation": "none"},
     "3a": {"augmentation": "threeaugment"},
@@ -162,14 +162,14 @@ LOSSES = {"cross_entropy": ("cross_entropy", None), "bce .gt(0)": ("bce", 0.0), 
 
 
 def crop_of(arguments: Any) -> Any:
-    """Return the smallest area of a crop, the size of an image it is taken from, `src`, or None."""
+    """Return the smallest area of a random crop, the resize size before a crop, `src`, or None."""
     if arguments.crop_padding == 4:
         return "src"
     return arguments.resize_to or (arguments.crop_scale if arguments.crop_scale < 1 else None)
 
 
 def measured(arguments: Any) -> dict[str, Any]:
-    """Return the options under the names of the sources, in their units."""
+    """Return the options under the names and in the units of the sources."""
     epochs, betas = arguments.epochs, arguments.betas
     return {
         "opt": arguments.optimizer,
@@ -228,7 +228,7 @@ def test_recipe_has_the_numbers_of_its_source(name):
             assert found[key] == pytest.approx(value, rel=1e-5), key
         else:
             assert found[key] == value, key
-    # What the source does not have is at its neutral value, unless it does not say.
+    # Options that a source lacks have neutral values, unless the source does not specify them.
     if "batch" in source:
         for key, neutral in (("ema", None), ("layer_decay", 1.0), ("dropout", None), ("head_bias", None)):
             assert key in source or found[key] == neutral, key
@@ -267,7 +267,7 @@ def test_new_weights_are_drawn_as_the_source_draws_them():
 
 
 def recipes_with_new_options() -> dict[str, list[str]]:
-    """Return the options of each recipe that no recipe before it sets."""
+    """Return the options of each recipe that no earlier recipe sets."""
     left, found = {option for name in SOURCES for option in RECIPES[name].options}, {}
     for name in ["augreg-none", *SOURCES]:
         if mine := sorted(left & RECIPES[name].options.keys()):

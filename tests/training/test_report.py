@@ -1,4 +1,4 @@
-"""Visible output of a run: progress bar, table, trackers, and report."""
+"""Visible output of a run: progress bar, table, trackers and report."""
 
 import base64
 import importlib.machinery
@@ -59,7 +59,7 @@ STORY = {"attention", "positions_0", "positions_1"}
 
 @pytest.fixture(scope="module")
 def finished(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run with everything that there is to see."""
+    """Return a finished run with all kinds of output."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
     script.finetune(script.FinetuneArguments(
         model=str(model_folder), output_dir=str(folder), picture_every=2.0, report_to="tensorboard", **SHORT
@@ -68,7 +68,7 @@ def finished(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 class Page(HTMLParser):
-    """What a page shows, and what it would load."""
+    """Parse the visible content of a page and the resources that it would load."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ def test_unknown_tracker_and_one_that_is_not_installed_are_refused():
 
 
 def stand_in(name: str, monkeypatch: pytest.MonkeyPatch) -> MagicMock:
-    """Put a stand-in for the package of a tracker, which is not installed here, among the modules."""
+    """Replace the package of a tracker, which is not installed here, by a mock module."""
     package = MagicMock(__version__="9.0.0", __spec__=importlib.machinery.ModuleSpec(name, None))
     package.search_experiments.return_value = []
     package.utils.validation.MAX_PARAM_VAL_LENGTH, package.utils.validation.MAX_PARAMS_TAGS_PER_BATCH = 500, 100
@@ -219,7 +219,7 @@ def test_trackers_that_are_not_installed_here_start_and_get_the_values(name, mon
     assert "epochs" in said
 
 
-# The call that starts a run, and what it is given for a new run and for the one with the id "drawn-0".
+# The call that starts a run, and its arguments for a new run and for the run with the id "drawn-0".
 STARTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "wandb": ("init", {"id": None}, {"id": "drawn-0", "resume": "allow"}),
     "trackio": ("init", {"resume": "never"}, {"name": "drawn-0", "resume": "allow"}),
@@ -278,7 +278,7 @@ def test_tensorboard_has_every_logged_value(finished):
 
 
 def evaluation(labels: list[int], probabilities: list[list[float]]) -> Evaluation:
-    """Return the evaluation of a model with these probabilities."""
+    """Return the evaluation of a model that predicts these probabilities."""
     return evaluation_of(*judge_logits(torch.tensor(probabilities, dtype=torch.float32).log(), torch.tensor(labels)))
 
 
@@ -312,7 +312,7 @@ def test_top_k_accuracy_is_that_of_scikit_learn():
     for k in (1, 2, 5, 12):
         expected = top_k_accuracy_score(labels, probabilities.astype(np.float32), k=k, labels=range(13))
         assert top_accuracy(judged, k) == pytest.approx(expected)
-    equal = evaluation([0, 1, 2, 2], [[0.25] * 4] * 4)  # of equals only the first ones count
+    equal = evaluation([0, 1, 2, 2], [[0.25] * 4] * 4)  # of ties only the first count
     assert [top_accuracy(equal, k) for k in (1, 2, 3, 4)] == [0.25, 0.5, 1, 1]
 
 
@@ -341,7 +341,7 @@ def test_no_path_of_the_machine_is_in_the_report_or_the_card(finished, model_fol
 
 
 def test_the_curves_fit_the_page(finished):
-    """Its text is 76 rem wide, with 1.5 rem of margin on each side."""
+    """The page's text is 76 rem wide, with a margin of 1.5 rem on each side."""
     with PIL.Image.open(finished / "report" / "curves.png") as picture:
         width, height = picture.size
     assert 2 * height < width <= 16 * (76 - 2 * 1.5)
@@ -369,7 +369,7 @@ def test_report_says_the_results_of_the_run_and_of_each_class(finished):
 
 
 def test_snapshots_are_those_of_the_model_at_their_steps(finished):
-    # 7 steps of 12 of 70 images are 1.2 epochs: the start and the end.
+    # 7 steps of 12 images, of 70, are 1.2 epochs: rows for start and end.
     files = sorted((finished / "report" / "snapshots").iterdir())
     assert [file.name for file in files] == ["step_00000000.npz", "step_00000007.npz"]
     model = PlainViTForImageClassification.from_pretrained(finished)
@@ -425,7 +425,7 @@ def test_page_escapes_untrusted_text():
 
 @pytest.fixture(scope="module")
 def awkward(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an image folder whose classes have names that are HTML."""
+    """Return an image folder whose class names are HTML."""
     folder = tmp_path_factory.mktemp("awkward")
     rng = np.random.default_rng(0)
     for split in ("train", "test"):
@@ -468,7 +468,7 @@ def test_page_of_the_model_says_what_came_out_and_how(finished, model_folder):
     assert "| epochs | 1.2 |" in card.text
     assert "momentum" not in card.text
     assert "distillation" not in card.text
-    for folder in (finished.parent, model_folder.parent):  # the host name is private
+    for folder in (finished.parent, model_folder.parent):  # private, as it may contain the host name
         assert str(folder) not in card.text
     for picture in ("curves", "confusion_matrix"):
         assert f"(report/{picture}.png)" in card.text
@@ -549,7 +549,7 @@ def test_the_origin_of_a_local_source_is_carried_on_as_text_that_cannot_be_marku
     assert not re.search(r"(?<!\\)[<\[\]]", shown)
     assert "\n" not in shown
     assert (facts.base_model, facts.base_model_relation) == ("alice/first", "finetune")
-    write_card(source, facts)  # and on, over more than one run
+    write_card(source, facts)  # repeated over more than one run
     again = training_facts(Path(), source=str(source), from_scratch=False, dataset="digits", **common)
     assert "Converted from a_b.pt" in (again.origin or "")
     fresh = training_facts(Path(), source=str(source), from_scratch=True, dataset="digits", **common)
@@ -635,7 +635,7 @@ def test_dry_run_says_what_the_run_then_does_and_writes_nothing(model_folder, tm
     files = {file.name: file.stat().st_size for file in checkpoint.iterdir()}
     weights = sum(tensor.nbytes for tensor in load_file(checkpoint / "model.safetensors").values())
     assert said["weights"] == said["gradients"] == said["moving average"] == size(weights)
-    # Besides the numbers, the files contain random states, and the names and settings of 70 parameters.
+    # Besides values, the files contain random states, and the names and settings of 70 parameters.
     stated = said["a checkpoint"].removeprefix("about ")
     assert stated.endswith(" kB")
     assert 0 < sum(files.values()) - float(stated.removesuffix(" kB")) * 1000 < 80_000
@@ -658,7 +658,7 @@ def test_needs_are_what_a_model_of_known_layers_takes():
     needs = measure_needs(
         model, optimizer, accelerator, lambda images: {"pixel_values": torch.randn(images, 3, 5, 7)}, averaged=True
     )
-    # Kept for the backward pass: the input, what the second layer reads, and what the relu gives.
+    # Saved for the backward pass: the input, the input of the second layer, and the output of the relu.
     assert needs == Needs(all_weights, trained, trained, all_weights, 4 * (105 + 11 + 13))
     assert needs.memory(19) == 2 * all_weights + 2 * trained + 19 * 4 * 129
     assert needs.memory(19, shards=2) == (2 * all_weights + 2 * trained) // 2 + 19 * 4 * 129

@@ -1,4 +1,4 @@
-"""docs/notes/scaling.md is what its script writes, and the script counts what really happens."""
+"""docs/notes/scaling.md equals the output of its script, and the script's counts match real runs."""
 
 import importlib
 import itertools
@@ -36,7 +36,7 @@ def test_the_flops_are_those_of_torchs_counter_on_a_real_model_and_of_its_produc
     assert sum(kernel.flops for kernel in kernels) == counter.get_total_flops()
     assert sum(kernel.flops for kernel in kernels if kernel.phase == "forward") == forward
     tokens, width, inner = 197, 192, 768
-    # The last block computes attention, projection and MLP of the class token only.
+    # The last block computes attention, projection and MLP for the class token only.
     of_token = 2 * (width**2 + 2 * width * inner) + 2 * 2 * tokens * width
     assert forward == operations(matrix_shapes("tiny", 2), training=False) - 2 * (tokens - 1) * of_token
 

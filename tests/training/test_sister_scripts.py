@@ -1,4 +1,4 @@
-"""The other training scripts: evaluating a classifier, and masked pre-training."""
+"""The other training scripts: evaluation of a classifier, and masked pre-training."""
 
 import json
 import re
@@ -51,7 +51,7 @@ DIGITS = [str(digit) for digit in range(10)]
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a plain ViT that tells digits and two more classes apart, in an order of its own."""
+    """Return a plain ViT for digits and two more classes, in a different order than the data."""
     names = ["blank", *DIGITS[::-1], "other"]
     return save_plain_vit(tmp_path_factory.mktemp("classifier"), num_labels=12, id2label=dict(enumerate(names)))
 
@@ -166,7 +166,7 @@ def test_any_image_classifier_is_evaluated_and_its_classes_must_match(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("several", [False, True], ids=["one label", "several"])
 def test_labels_that_are_numbers_are_the_numbers_of_the_model_s_classes(tmp_path, several):
-    """Where the split has no image of some classes, the others keep their numbers."""
+    """Classes keep their numbers if the split has no image of some classes."""
     problem = "multi_label_classification" if several else "single_label_classification"
     model = save_plain_vit(tmp_path / "model", num_labels=6, problem_type=problem)
     numbers, draw = [1, 4, 4, 1, 4, 1, 4], np.random.default_rng(0)
@@ -194,7 +194,7 @@ def test_labels_that_are_numbers_are_the_numbers_of_the_model_s_classes(tmp_path
 
 
 def test_classes_with_names_are_matched_by_number_only_if_they_are_as_many(tmp_path):
-    """A folder of images has the classes that occur in it: the fifth need not be the model's fifth."""
+    """An image folder only has the classes that occur in it: its fifth class may not be the model's fifth."""
     options = {"model": str(save_resnet(tmp_path / "model", num_labels=9)), "dataset": str(tmp_path / "images")}
     for name in ("deer", "frog"):
         (tmp_path / "images" / "test" / name).mkdir(parents=True)
@@ -254,7 +254,7 @@ def test_corruption_hides_exchanges_and_leaves_the_shares_of_the_paper():
         assert not (hidden & exchanged).any()
         assert not ((hidden | exchanged) & ~predicted).any()
         counts += predicted.numpy()
-    assert counts.min() > 60  # every patch is predicted now and then: 100 times on average
+    assert counts.min() > 60  # every patch is predicted sometimes: 100 times on average
     assert counts.max() < 140
 
 
@@ -275,7 +275,7 @@ def test_masked_blocks_are_squares():
 
 def test_patches_are_exchanged_whole():
     pixels = torch.arange(3 * 6 * 10.0).view(3, 6, 10)
-    seen = torch.arange(9)  # patches of 2 x 3 pixels would be a grid of 3 x 3, of an image 9 wide
+    seen = torch.arange(9)  # patches of 2 x 3 pixels in a 3 x 3 grid, an image of width 9
     pixels = pixels[..., :9]
     assert torch.equal(rearrange_patches(pixels, (2, 3), seen), pixels)
     seen[4], seen[0] = 8, 1
@@ -302,7 +302,7 @@ def test_loss_without_exchanged_patches_is_that_of_the_model(target):
         output = model(pixels, bool_masked_pos=masked)
         found = output.color_logits.argmax(dim=-1) == model.decoder.colors(pixels).flatten(1)
         assert right == found[masked.flatten(1)].sum()
-        assert right < found.sum()  # some patches that do not count are right too
+        assert right < found.sum()  # some patches outside the mask are also right
 
 
 def test_patches_that_are_seen_are_predicted_too_but_others_do_not_count():
@@ -314,7 +314,7 @@ def test_patches_that_are_seen_are_predicted_too_but_others_do_not_count():
     nothing = torch.zeros_like(predicted)
     loss, _ = MaskedPrediction(model)(pixels, pixels, nothing, predicted)
     elsewhere = pixels.clone()
-    elsewhere[..., :8, :14] += 1  # of another patch: what is asked for there does not matter
+    elsewhere[..., :8, :14] += 1  # a different patch, whose target does not matter
     assert MaskedPrediction(model)(elsewhere, pixels, nothing, predicted)[0] == loss
     there = pixels.clone()
     there[..., 8:16, 28:42] += 1
@@ -336,7 +336,7 @@ def test_impossible_corruption_is_refused(fields, message):
 
 # Pre-training
 
-# 1,437 images, 29 of them watched, in batches of 12.
+# 1,437 images, 29 of them held out, in batches of 12.
 SHORT = {"dataset": "digits", "steps": 6, "batch_size": 12, "evaluations": 2, "log_every": 1, "learning_rate": 1e-3}
 
 
@@ -397,7 +397,7 @@ def test_pretrained_folder_is_fine_tuned(pretrained, model_folder, tmp_path):
     )  # fmt: skip
     assert result.count == 360
     tuned = weights_of(tmp_path / "run")
-    assert "vit.embeddings.mask_token" not in tuned  # processes would wait for its gradient
+    assert "vit.embeddings.mask_token" not in tuned  # several processes would wait for its gradient
     shared = {name for name in tuned if name in weights}
     assert {name for name in tuned if name not in weights} == {"classifier.weight", "classifier.bias"}
     assert all(torch.equal(tuned[name], weights[name]) for name in shared)
@@ -460,6 +460,6 @@ def test_image_that_cannot_be_read_is_named_by_every_script(classifier, tmp_path
         evaluate(**options)
     with pytest.raises(DataError, match="cannot be read: .*train/4/14.png"):
         pretrain(**options, output_dir=tmp_path / "run", epochs=1.0, batch_size=2, validation_fraction=0.1)
-    # It is the first of its class, and looked at before the training.
+    # The image is the first of its class, which is read before training.
     with pytest.raises(DataError, match="cannot be read: .*test/4/14.png"):
         finetune(**options, output_dir=tmp_path / "tuned", steps=1)

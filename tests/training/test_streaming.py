@@ -1,4 +1,4 @@
-"""Streams, webdataset shards, benchmarks by short name, and images that cannot be read."""
+"""Streams, webdataset shards, benchmarks by short name, and unreadable images."""
 
 import io
 import itertools
@@ -47,7 +47,7 @@ def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    """Return webdataset shards: 5, 6, 7 and 8 training images, each of a colour of its own, of 3 classes; 5 others."""
+    """Return webdataset shards: 5, 6, 7 and 8 training images of 3 classes in different colours, and 5 test images."""
     folder, number = tmp_path / "shards", 0
     folder.mkdir()
     for name, count in (("train-0", 5), ("train-1", 6), ("train-2", 7), ("train-3", 8), ("test-0", 5)):
@@ -195,7 +195,7 @@ def test_unreadable_image_of_a_stream_gives_its_place_to_the_next_with_its_label
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """Return an image folder whose test and training split have a truncated file and an empty one."""
+    """Return an image folder whose training and test split each contain a truncated and an empty file."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 10), ("test", 6)):
         for number in range(count):

@@ -1,4 +1,4 @@
-"""The studies: their files, the queue that runs them, and what is computed and drawn from their results."""
+"""The studies: their files, the queue that runs them, and statistics and pictures of their results."""
 
 import dataclasses
 import json
@@ -57,7 +57,7 @@ from tests.sizes import NIGHTLY
 from tests.training.runs import open_script
 
 STUDIES = study_names()
-# Does what a training script does, in a tenth of a second: it says where it is, ends on SIGTERM, resumes, and its
+# Behaves like a training script but takes a tenth of a second: it reports progress, ends on SIGTERM, resumes, and its
 # results are functions of its options.
 SCRIPT = """
 import json, sys, time
@@ -103,7 +103,7 @@ contenders:
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
-    """A study whose script takes a moment."""
+    """Return a study with a fast script."""
     (tmp_path / "toy.yaml").write_text(TOY)
     (tmp_path / "script.py").write_text(SCRIPT)
     monkeypatch.setitem(work.SCRIPTS, "finetune", str(tmp_path / "script.py"))
@@ -113,7 +113,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the training scripts, and what probes features, instead of starting them."""
+    """Fork the scripts for training and probing instead of starting them."""
 
     def run(queue: Queue, key: str, words: list[str], log: Path) -> tuple[int, struct_rusage]:
         less = [] if NIGHTLY or "finetune" not in words[1] else ["--max_images", "200"]
@@ -131,13 +131,13 @@ def queue_of(study: Study, folder: Path, said: list[str] | None = None, **option
 
 
 def results_of(queue: Queue) -> dict[str, dict[str, Any]]:
-    """Do everything that a queue has, and return its results."""
+    """Do all runs of a queue, and return its results."""
     assert queue.work(), queue.failed
     return read_results(queue.file)
 
 
 def line_of(study: Study, contender: str, role: str, rate: float, seed: int, **values: Any) -> dict[str, Any]:
-    """Return a result as the queue writes it."""
+    """Return a result line like the queue's."""
     run = study.run(contender, role, rate, seed)
     usual = {"validation": [0.5, 0.6], "flat": True, "cpu_seconds": 9.0, "threads": 1, "parameters": 18,
              "resumed": False, "environment": {"accelerator": "none"}}  # fmt: skip
@@ -145,7 +145,7 @@ def line_of(study: Study, contender: str, role: str, rate: float, seed: int, **v
 
 
 def open_yaml_study(folder: Path, **fields: Any) -> Study:
-    """Return the toy with other fields and runs of 30 epochs, of 3 where a learning rate is chosen."""
+    """Return the toy study with other fields, runs of 30 epochs, and choosing runs of 3 epochs."""
     lengths = {"options": {"epochs": 30}, "choosing": {"epochs": 3}}
     (folder / "toy.yaml").write_text(yaml.safe_dump({**yaml.safe_load(TOY), **lengths, **fields}))
     return open_study("toy", "desk", folder)
@@ -170,7 +170,7 @@ def test_every_command_of_every_study_is_one_that_its_script_understands(name: s
             check_options(arguments)
             assert arguments.seed == 1
             if size == "paper":
-                make_schedule(arguments, training_images(run), GPUS)  # its warm-up is not longer than the run
+                make_schedule(arguments, training_images(run), GPUS)  # raises if the warm-up is longer than the run
             if run.model is not None:
                 fields = dict(run.model)
                 AutoConfig.for_model(fields.pop("type", "plain_vit"), **fields)
@@ -419,8 +419,8 @@ def test_the_time_left_is_by_epochs_and_by_what_is_most_alike(tmp_path: Path) ->
         line_of(study, "one", CHOOSE, 3e-3, 0, cpu_seconds=2.0, resumed=True),
     ]
     found = {line["key"]: line for line in lines}
-    by_epoch = (30 + 80 / 2) / 2 / 3  # the first was paused, the last was timed in part
-    # one: 2 runs of 30 epochs; the other: 3 choices of 3, 2 runs of 30, and before each seed's first a stage of 5.
+    by_epoch = (30 + 80 / 2) / 2 / 3  # the first was paused, the last partly timed
+    # one: 2 runs of 30 epochs; the other: 3 choices of 3, 2 runs of 30, and a stage of 5 before each seed's first run.
     assert seconds_left(study, found) == pytest.approx(by_epoch * (2 * 30 + 3 * 3 + 2 * 30 + 3 * 5))
     stage = study.run("the other", CHOOSE, 1e-3, 0).after
     lines += [line_of(study, "one", REPORT, chosen_rate(study, "one", found) or 0, 1, cpu_seconds=600.0)]
@@ -479,7 +479,7 @@ def test_a_failing_run_is_named_and_the_others_go_on(toy: Study, tmp_path: Path)
 
 
 def worker(folder: Path) -> Any:
-    """Start a process that does the study until it is ended from outside."""
+    """Start a process that works on the study until it is stopped from outside."""
     process = processes.Process(target=do_until_ended, args=(folder,))
     process.start()
     return process
@@ -506,7 +506,7 @@ def test_a_killed_queue_goes_on(toy: Study, tmp_path: Path, number: signal.Signa
     lines = results_of(queue_of(open_study("toy", "desk", tmp_path), tmp_path))
     assert len(lines) == count_runs(toy)
     times = (tmp_path / "runs" / "toy-desk" / "times").read_text().splitlines()
-    if number == signal.SIGKILL:  # the runs of the killed queue go on, and no other process enters their folders
+    if number == signal.SIGKILL:  # runs of the killed queue go on, and no other process uses their folders
         for folder in {line.split()[0] for line in times}:
             words = [line.split()[1] for line in times if line.startswith(folder)]
             assert words == ["begins", "ends"] * (len(words) // 2)
@@ -587,7 +587,7 @@ def test_positions_are_added_before_every_layer(tmp_path: Path, shared: bool) ->
 def test_operations_are_those_of_the_paper_s_model() -> None:
     study = open_study("positions", "paper")
     fields = dict(study.run("learned", REPORT, 1e-3, 1).model or {})
-    # ViT-B/16: 17.6 GFLOP counted as multiplications, 12 blocks of 197 tokens; our last block computes one token only.
+    # ViT-B/16: 17.6 billion multiplications, 12 blocks of 197 tokens; our last block computes one token only.
     assert operations(fields) == pytest.approx(2 * 17.5e9, rel=0.1)
     assert hours_of(study.run("learned", REPORT, 1e-3, 1)) == pytest.approx(
         3 * operations(fields) * 300 * (1_281_167 - 12_812) / (8 * 0.4 * 312e12) / 3600
@@ -604,7 +604,7 @@ def test_contenders_are_placed_by_the_operations_and_the_seconds_of_their_traini
     for line in results.values():
         line["results"]["steps"] = 938
     by_name = {row.contender: row for row in rows_of(study, results)}
-    # Three blocks of 50 tokens, and the keys and values of a fourth, which is read at the class token alone
+    # Three blocks of 50 tokens, and keys and values of a fourth, of which only the class token is read.
     tokens = 50
     block = 2 * tokens * (4 * 96 * 96 + 2 * 96 * 192) + 4 * tokens**2 * 96
     assert by_name["ViT"].operations == pytest.approx(3 * 938 * 32 * 3.3 * block, rel=0.1)
@@ -634,7 +634,7 @@ def test_the_hours_of_a_study_count_a_shared_stage_once(tmp_path: Path, capsys: 
     stage, last = map(hours_alone, run.stages())
     assert hours_of(run) == stage + last
     print_commands(study, tmp_path)
-    # One stage for the seed that chooses among three rates, and for each of the three that count.
+    # One stage for the seed that chooses among three rates, and one for each of the three reported seeds.
     assert f"Estimated: {4 * stage + 6 * last:,.0f} hours" in capsys.readouterr().out
 
 
@@ -647,13 +647,13 @@ def test_the_hours_of_every_study_are_estimated(name: str) -> None:
 
 
 def left_by_its_reader(words: list[str]) -> tuple[int, str]:
-    """Return the exit code of a command whose output nobody reads, and what it complains about."""
+    """Return the exit code and the errors of a command whose output nobody reads."""
     reader, writer = os.pipe()
     os.close(reader)
     os.dup2(writer, 1)
     with os.fdopen(1, "w", closefd=False) as sys.stdout, StringIO() as sys.stderr:
         code = main(words)
-        sys.stdout.flush()  # as Python does at its end
+        sys.stdout.flush()  # like Python at exit
         return code, sys.stderr.getvalue()
 
 
@@ -683,11 +683,11 @@ def test_what_another_study_has_done_is_not_done_again(toy: Study, tmp_path: Pat
     lines = results_of(queue_of(dataclasses.replace(toy, name="again"), tmp_path, said))
     assert len(lines) == count_runs(toy)
     known = [line for line in said if line.endswith("the study toy has done it")]
-    choices, stages = 2 * 3, 3  # the reported runs, which may be looked at, are done again
+    choices, stages = 2 * 3, 3  # reported runs, whose models may be analysed, are repeated
     assert len(known) == choices + stages
     assert all(line["study"] == "again" for line in lines.values())
 
-    # A stage whose model is gone is done again.
+    # A stage whose model is missing is repeated.
     third = queue_of(dataclasses.replace(toy, name="third"), tmp_path)
     (stage, *_) = (run for run in planned_runs(toy, {}) if run.role == FIRST)
     (third.folder(stage) / "config.json").unlink()
@@ -796,7 +796,7 @@ def test_frozen_features_are_evaluated_once(few_digits: str, tmp_path: Path, cap
     assert len(file.read_text().splitlines()) == 1
 
 
-# Both scripts, a model that comes from another run, and one whose code is that of the studies.
+# Both scripts, a model from another run, and a model whose code belongs to the studies.
 SMOKE = {"masked": "pixels", "positions": "learned, in every layer"}
 
 

@@ -1,4 +1,4 @@
-"""What users get wrong, or their disks: one line that says what to do, and nothing lost."""
+"""Mistakes of users, and full disks: one line says what to do, and nothing is lost."""
 
 import dataclasses
 import io
@@ -51,7 +51,7 @@ def write_image(path: Path, number: int = 0) -> None:
 
 
 def image_folder(folder: Path, **classes: int) -> Path:
-    """Write images: a number of them for each class of both splits."""
+    """Write a number of images for each class of both splits."""
     for split in ("train", "test"):
         for name, count in classes.items():
             for number in range(count):
@@ -90,7 +90,7 @@ TAKEN = {("head_bias", "-1")}
 
 
 def numeric_options(name: str) -> Iterator[tuple[str, type]]:
-    """Yield the options of a script that hold numbers, with the type of one."""
+    """Yield the numeric options of a script, with their types."""
     for option, hint in typing.get_type_hints(kind_of(name)).items():
         parts = {hint, *typing.get_args(hint)}
         parts |= {inner for part in parts for inner in typing.get_args(part)}
@@ -370,7 +370,7 @@ def test_an_output_below_a_file_is_one_line(name, tmp_path, monkeypatch, capsys)
 
 
 def train_within(limit: int, words: list[str]) -> tuple[object, str]:
-    """Run the script in a process that can write no file larger than this, and return how it ended and its errors."""
+    """Run the script in a process that cannot write files above a limit, and return its exit and its errors."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     sys.argv = ["finetune", *words]
     errors = io.StringIO()
@@ -387,7 +387,7 @@ def train_within(limit: int, words: list[str]) -> tuple[object, str]:
 def test_disk_that_fills_is_one_line(limit, tmp_path):
     options = {"model": save_plain_vit(tmp_path / "model"), "dataset": image_folder(tmp_path / "folder", cat=4, dog=4),
                "output_dir": tmp_path / "run", "steps": 2, "batch_size": 4, "report": "no"}  # fmt: skip
-    load_classification_data(str(tmp_path / "folder"))  # its cache is written before
+    load_classification_data(str(tmp_path / "folder"))  # writes its cache beforehand
     code, errors = in_a_process(train_within, limit, words_of(options), context=server)
     assert code == OutputError.exit_code, errors
     [line] = [line for line in errors.splitlines() if "Error" in line]

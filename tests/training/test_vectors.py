@@ -1,4 +1,4 @@
-"""Several labels per image, and regression: data, training, results, report, model card."""
+"""Multi-label classification and regression: data, training, results, report, model card."""
 
 import csv
 import json
@@ -146,7 +146,7 @@ def test_labels_that_do_not_fit_are_refused(problem, kind, label_of, says, tmp_p
 def test_splits_without_a_defined_result_are_refused_before_the_training(
     problem, kind, label_of, options, says, run, tmp_path
 ):
-    """They ended it at its first evaluation."""
+    """Otherwise training would stop at its first evaluation."""
     data = save(tmp_path / "data", "label", kind, label_of)
     if problem == MULTI_LABEL:
         splits = DatasetDict.load_from_disk(data)
@@ -204,7 +204,7 @@ def test_several_labels_are_blended_by_their_shares():
 @pytest.mark.parametrize("absent", [0, 1])
 @pytest.mark.parametrize("present", [1, 2, 3])
 def test_results_are_of_labels_however_many_there_are(present, absent):
-    """A single label was taken for two classes, so F1 was of the images without it too."""
+    """A single label is not two classes: F1 does not count images without the label."""
     draw = np.random.default_rng(present)
     targets = np.pad(draw.random((40, present)) < 0.4, ((0, 0), (0, absent))).astype(np.float32)
     outputs = draw.normal(size=targets.shape).astype(np.float32)
@@ -321,7 +321,7 @@ def test_a_kept_head_of_numbers_keeps_its_bias(run, sets, tmp_path):
     {"native_aspect_ratio": True}, {"lora_rank": 2, "test_size": [40]}, {"from_scratch": True},
 ])  # fmt: skip
 def test_one_number_is_learnt_with_every_change_of_the_model(options, run, tmp_path):
-    """A config with one label is refused by transformers unless it says that it is a regression."""
+    """transformers refuses a config with one label unless its problem type is regression."""
     dataset = save(tmp_path / "one", "target", Value("float32"), float)
     folder = run("one number", REGRESSION, dataset=dataset, **options)
     outputs, config = outputs_of(folder, load_splits(dataset)["test"])
