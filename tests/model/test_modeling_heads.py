@@ -303,7 +303,9 @@ def test_a_backbone_s_maps_are_the_model_s_hidden_states(name: str) -> None:
     states = model(pixels(), output_hidden_states=True, output_attentions=True).hidden_states
     assert backbone.channels == [40, 40, 40]
     backbone.out_indices = [0, -2, -1]
-    for chosen, feature_map in zip(backbone(pixels()).feature_maps, outputs.feature_maps, strict=True):
+    for chosen, feature_map in zip(
+        backbone(pixels(), output_attentions=True).feature_maps, outputs.feature_maps, strict=True
+    ):
         assert torch.equal(chosen, feature_map)
     assert len(outputs.hidden_states) == 4
     assert len(outputs.attentions) == 3 * config.num_branches

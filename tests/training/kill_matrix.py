@@ -137,6 +137,7 @@ def _train(rank: int, count: int, port: int, options: dict[str, Any], output: Pa
     with output.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    torch.set_num_threads(1)  # replaces the parent's thread pool before threads of autograd find it half replaced
     if count > 1:
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
         os.environ |= {name: str(value) for name, value in places.items()}
