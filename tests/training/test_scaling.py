@@ -72,7 +72,9 @@ def test_the_memory_is_what_a_real_step_allocates(
     script: ModuleType, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "among_processes", lambda: True)  # as it is counted
-    counted = {images: script.peak_bytes(TINY, images, checkpointing) for images in (8, 12)}
+    counted = {
+        images: script.peak_bytes(TINY, images, checkpointing) for images in (12, 16)
+    }  # of fewer images, gradients of weights are the peak
     model = PlainViTForImageClassification(PlainViTConfig.from_name(TINY, num_labels=1000)).train()
     model.set_attn_implementation(script.FUSED_ATTENTION)
     if checkpointing:
@@ -84,7 +86,7 @@ def test_the_memory_is_what_a_real_step_allocates(
         model.zero_grad()
         events = [one.nbytes() for one in profiler.profiler.kineto_results.events() if one.name() == "[memory]"]
         real[images] = max(itertools.accumulate(events))
-    assert counted[12] - counted[8] == pytest.approx(real[12] - real[8], rel=0.05)
+    assert counted[16] - counted[12] == pytest.approx(real[16] - real[12], rel=0.05)
 
 
 def test_the_cores_on_the_page_are_those_of_a_whole_host(script: ModuleType) -> None:
