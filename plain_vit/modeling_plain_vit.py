@@ -402,14 +402,7 @@ class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
 
 
 class PlainViTEncoder(PlainViTPreTrainedModel):
-    """Embeddings and blocks, shared by all models.
-
-    Attributes:
-        num_output_tokens: Number of leading tokens that the last block computes; None for all. Set it only if nothing
-            reads the other tokens: see `plain_vit.training.fast_steps`.
-    """
-
-    num_output_tokens: int | None = None
+    """Embeddings and blocks, shared by all models."""
 
     def __init__(self, config: PlainViTConfig):
         super().__init__(config)
@@ -429,15 +422,19 @@ class PlainViTEncoder(PlainViTPreTrainedModel):
         tokens: Tokens,
         bool_masked_pos: torch.Tensor | None = None,
         stages: Container[int] = (),
+        num_output_tokens: int | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the tokens (B, L, D) after the last block and after each of `stages`, where 0 is the embeddings."""
+        """Return the tokens (B, L, D) after the last block and after each of `stages`, where 0 is the embeddings.
+
+        The last block computes only the first `num_output_tokens` of each image, or all if it is None.
+        """
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         hidden_states = self.embeddings(pixel_values, bool_masked_pos, tokens)
         kept = self.patch_dropout(hidden_states)
         if kept is not None:
             hidden_states = hidden_states.take_along_dim(kept.unsqueeze(-1), dim=1)
-        places = self.places(tokens, pixel_values, kept)
+        places = self.places(tokens, pixel_values, kept, tokens.num_readable(num_output_tokens))
         bias = None
         if self.relative_position_bias is not None and places:
             bias = self.relative_position_bias(places[0].distances)
@@ -448,13 +445,14 @@ class PlainViTEncoder(PlainViTPreTrainedModel):
                 chosen.append(hidden_states)
         return hidden_states, chosen
 
-    def places(self, tokens: Tokens, like: torch.Tensor, kept: torch.Tensor | None) -> list[Places]:
+    def places(
+        self, tokens: Tokens, like: torch.Tensor, kept: torch.Tensor | None, num_output_tokens: int | None
+    ) -> list[Places]:
         """Return the `Places` of each block."""
         shared = Places(distances=tokens.distances(self.config, like.device), images=tokens.images)
         rotations = tokens.rotations(self.rotary_embedding, like, kept)
         places = [shared._replace(rotation=rotation) for rotation in rotations]
-        last = tokens.num_readable(self.num_output_tokens)
-        return [*places[:-1], *(place._replace(num_output_tokens=last) for place in places[-1:])]
+        return [*places[:-1], *(place._replace(num_output_tokens=num_output_tokens) for place in places[-1:])]
 
 
 class PlainViTModel(PlainViTEncoder):

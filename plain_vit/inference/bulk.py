@@ -468,8 +468,8 @@ def features_of(
     if kind != "pooled" and "spatial_shapes" in inputs:
         raise TrainingError("Of images of many sizes only pooled features can be extracted: give --feature pooled.")
     inputs = {name: values.to(model.dtype) if name == "pixel_values" else values for name, values in inputs.items()}
-    model.num_output_tokens = num_tokens_needed(model, kind, layers)
-    outputs = model(**inputs, output_hidden_states=bool(layers))
+    read = num_tokens_needed(model, kind, layers)
+    outputs = model(**inputs, num_output_tokens=read, output_hidden_states=bool(layers))
     if kind == "pooled":
         return {"feature": outputs.pooler_output}
     tokens = {f"feature_{layer}": outputs.hidden_states[layer] for layer in layers}

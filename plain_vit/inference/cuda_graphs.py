@@ -76,8 +76,8 @@ class CudaGraphs:
             compute: Runs its forward pass.
             pixel_values: Pixels for which `can_replay` is true.
         """
-        config, encoder = cast(Any, model.config), cast(Any, model.base_model)
-        key = (pixel_values.shape, pixel_values.dtype, config._attn_implementation, encoder.num_output_tokens)
+        config = cast(Any, model.config)
+        key = (pixel_values.shape, pixel_values.dtype, config._attn_implementation)
         with self.lock, torch.cuda.device(pixel_values.device), torch.inference_mode(False), torch.no_grad():
             if key not in self.recorded and len(self.recorded) == MAX_GRAPHS:
                 return compute(pixel_values)

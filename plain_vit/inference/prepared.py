@@ -3,8 +3,8 @@
 import copy
 import inspect
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -191,25 +191,18 @@ class Prepared:
         if self.is_unpacked:
             self.pack_again()
         pixels: Any = args[0] if len(args) == 1 else kwargs.get("pixel_values")
-        with self.reading_few(kwargs):
-            run = super().__call__  # type: ignore[misc]
-            if self.graphs is None or len(args) + len(kwargs) != 1 or not self.graphs.can_replay(self, pixels):
-                return run(*args, **kwargs)
-            return self.graphs(cast(nn.Module, self), run, pixels)
+        run = partial(super().__call__, **self.reading_few(kwargs))  # type: ignore[misc]
+        if self.graphs is None or len(args) + len(kwargs) != 1 or not self.graphs.can_replay(self, pixels):
+            return run(*args, **kwargs)
+        return self.graphs(cast(nn.Module, self), run, pixels)
 
-    @contextmanager
-    def reading_few(self, options: Mapping[str, Any]) -> Iterator[None]:
-        """Let the last block compute only the tokens that the head reads, unless something else uses the others."""
+    def reading_few(self, options: Mapping[str, Any]) -> dict[str, int]:
+        """Return the option to compute only the tokens that the head reads, unless someone sees the others."""
         model = cast(Any, self)
         is_seen = any(options.get(name) or getattr(model.config, name) for name in RECORDED)
         if self.num_tokens_read is None or is_seen or any(map(has_user_hooks, modules_before_head(model))):
-            yield
-            return
-        model.vit.num_output_tokens = self.num_tokens_read
-        try:
-            yield
-        finally:
-            model.vit.num_output_tokens = None
+            return {}
+        return {"num_output_tokens": self.num_tokens_read}
 
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -252,7 +252,7 @@ def test_the_model_is_left_as_it_was_also_by_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected"), fast_steps(model):
         model(pixels()[:, :2])
     assert not any("project" in vars(module) for module in model.modules())
-    assert model.vit.num_output_tokens is None
+    assert "encode" not in vars(model.vit)
     with fast_steps(model), fast_steps(model):  # contexts may be nested
         squares(model).backward()
         copy.deepcopy(model)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -35,26 +36,24 @@ def fast_steps(model: nn.Module) -> Iterator[None]:
     encoders: list[Any] = [module for module in model.modules() if isinstance(module, PlainViTEncoder)]
     attentions = [attention for encoder in encoders for attention in attentions_of(encoder) if is_plain(attention)]
     read = {
-        module.vit: getattr(module.vit.pooler, "num_tokens_read", None)
+        getattr(module.vit, "_orig_mod", module.vit): getattr(module.vit.pooler, "num_tokens_read", None)
         for module in model.modules()
         if isinstance(module, PlainViTForImageClassification) and module.training
     }
-    before = {encoder: encoder.num_output_tokens for encoder in read}
+    before = {encoder: vars(encoder).get("encode") for encoder in encoders}
     for attention in attentions:
         attention.project, attention.held = MethodType(project_as_one, attention), Held()
     for encoder in encoders:
-        encoder.encode = MethodType(encode_joined, encoder)
-    for encoder, count in read.items():
-        encoder.num_output_tokens = count
+        encoder.encode = partial(encode_fast, encoder, read.get(encoder))
     try:
         yield
     finally:
         for attention in attentions:
             del attention.project, attention.held
-        for encoder in encoders:
-            vars(encoder).pop("encode", None)
-        for encoder, count in before.items():
-            encoder.num_output_tokens = count
+        for encoder, replaced in before.items():
+            del encoder.encode
+            if replaced is not None:
+                encoder.encode = replaced
 
 
 def attentions_of(encoder: Any) -> list[Any]:
@@ -91,7 +90,7 @@ class Held:
         return Held, ()
 
 
-def encode_joined(encoder: Any, *args: Any, **kwargs: Any) -> Any:
+def encode_fast(encoder: Any, num_output_tokens: int | None, *args: Any, **kwargs: Any) -> Any:
     """Fuse the projections of all blocks, then run `PlainViTEncoder.encode`.
 
     The gradients of all projections are then ready at once, after all others. With several processes, which exchange
@@ -103,7 +102,7 @@ def encode_joined(encoder: Any, *args: Any, **kwargs: Any) -> Any:
     joined = [None] * len(attentions) if apart else join([layers_of(attention) for attention in attentions])
     for attention, one in zip(attentions, joined, strict=True):
         attention.held.joined = one
-    return type(encoder).encode(encoder, *args, **kwargs)
+    return type(encoder).encode(encoder, *args, num_output_tokens=num_output_tokens, **kwargs)
 
 
 def among_processes() -> bool:
