@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 from transformers import Trainer, TrainingArguments
+from transformers.modeling_outputs import ImageClassifierOutput
 
 from plain_vit import PlainViTBackbone, PlainViTForImageClassification, PlainViTForMaskedImageModeling
 from plain_vit.training import fast_steps
@@ -235,6 +236,32 @@ def test_another_pooler_in_its_place_gets_every_token() -> None:
     model = build()
     model.vit.pooler = LastToken()
     require_same_gradients(model)
+
+
+class MixedTokens(nn.Module):
+    """An MLP that adds to each token the mean of all."""
+
+    def __init__(self, mlp: nn.Module):
+        super().__init__()
+        self.mlp = mlp
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.mlp(hidden_states) + hidden_states.mean(dim=1, keepdim=True)
+
+
+def test_a_layer_that_mixes_tokens_gets_every_token() -> None:
+    model = build()
+    model.vit.layers[2].mlp = MixedTokens(model.vit.layers[2].mlp)
+    require_same_gradients(model)
+
+
+def test_a_classifier_with_its_own_forward_gets_every_token() -> None:
+    class OfPatches(PlainViTForImageClassification):
+        def forward(self, pixel_values: torch.Tensor, **kwargs: Any) -> Any:
+            tokens = self.vit(pixel_values, **kwargs).last_hidden_state
+            return ImageClassifierOutput(logits=self.classifier(tokens[:, 1:].mean(dim=1)))
+
+    require_same_gradients(build(kind=OfPatches))
 
 
 # Nesting, exceptions and compilation

@@ -14,6 +14,9 @@ from ...layers_plain_vit import cast_once
 from ...modeling_plain_vit import PlainViTEncoder, PlainViTForImageClassification
 from ...packed_plain_vit import Places
 
+# Packages whose layers map each token by itself; another one's may mix the tokens of the last block.
+KNOWN = ("plain_vit", "torch", "transformers", "peft", "accelerate", "torchao", "bitsandbytes")
+
 
 @contextmanager
 def fast_steps(model: nn.Module) -> Iterator[None]:
@@ -22,7 +25,7 @@ def fast_steps(model: nn.Module) -> Iterator[None]:
     Each self-attention computes query, key and value in one matrix product. Its three layers are not called, so hooks
     on them do not run; layers of another type (LoRA, quantised, parametrised) are called as usual. The last block of a
     classifier computes only the tokens that its pooling reads, so its hidden states and attentions, if requested, have
-    only these tokens.
+    only these tokens. A classifier with a `forward` of its own, or with other layers there, computes all.
 
     The training scripts run each step in this context. With transformers' `Trainer`, wrap the training; results of
     evaluations inside the context differ by rounding:
@@ -36,9 +39,9 @@ def fast_steps(model: nn.Module) -> Iterator[None]:
     encoders: list[Any] = [module for module in model.modules() if isinstance(module, PlainViTEncoder)]
     attentions = [attention for encoder in encoders for attention in attentions_of(encoder) if is_plain(attention)]
     read = {
-        getattr(module.vit, "_orig_mod", module.vit): getattr(module.vit.pooler, "num_tokens_read", None)
+        getattr(module.vit, "_orig_mod", module.vit): module.vit.pooler.num_tokens_read
         for module in model.modules()
-        if isinstance(module, PlainViTForImageClassification) and module.training
+        if isinstance(module, PlainViTForImageClassification) and module.training and reads_few(module)
     }
     before = {encoder: vars(encoder).get("encode") for encoder in encoders}
     for attention in attentions:
@@ -54,6 +57,14 @@ def fast_steps(model: nn.Module) -> Iterator[None]:
             del encoder.encode
             if replaced is not None:
                 encoder.encode = replaced
+
+
+def reads_few(classifier: Any) -> bool:
+    """Return whether nothing in a classifier but known code reads the tokens of the last block."""
+    vit = classifier.vit
+    parts = [inside for part in (*vit.layers[-1:], vit.layernorm, vit.pooler) for inside in part.modules()]
+    is_known = all(type(part).__module__.partition(".")[0] in KNOWN for part in parts)
+    return is_known and type(classifier).forward is PlainViTForImageClassification.forward
 
 
 def attentions_of(encoder: Any) -> list[Any]:
