@@ -38,10 +38,13 @@ def fast_steps(model: nn.Module) -> Iterator[None]:
     """
     encoders: list[Any] = [module for module in model.modules() if isinstance(module, PlainViTEncoder)]
     attentions = [attention for encoder in encoders for attention in attentions_of(encoder) if is_plain(attention)]
+    classifiers: list[Any] = [
+        module for module in model.modules() if isinstance(module, PlainViTForImageClassification)
+    ]
     read = {
-        getattr(module.vit, "_orig_mod", module.vit): module.vit.pooler.num_tokens_read
-        for module in model.modules()
-        if isinstance(module, PlainViTForImageClassification) and module.training and reads_few(module)
+        getattr(classifier.vit, "_orig_mod", classifier.vit): classifier.vit.pooler.num_tokens_read
+        for classifier in classifiers
+        if classifier.training and reads_few(classifier)
     }
     before = {encoder: vars(encoder).get("encode") for encoder in encoders}
     for attention in attentions:
