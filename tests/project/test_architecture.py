@@ -1,6 +1,9 @@
 """The rooms of the package: imports go one way, without exceptions, and docs/architecture.md names all rooms."""
 
 import ast
+import pkgutil
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,6 +46,31 @@ def test_an_import_by_name_is_found(name: str, tmp_path: Path) -> None:
 def test_every_room_is_described() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert [room for room in architecture.rooms(architecture.imports()) if f"**{room}**" not in text] == []
+
+
+PLACEHOLDERS = {"plain_vit.errors.nothing", "plain_vit.examples.NAME", "plain_vit.module"}
+
+
+def test_every_name_of_the_package_in_any_file_exists() -> None:
+    """A program in a string, a command or a page names modules too, and only a run shows that one has moved."""
+    written = re.compile(r"from (plain_vit[\w.]*) import \(?([\w, ]+)|(?<![\w/.-])(plain_vit(?:\.\w+)+)")
+    named: dict[str, str] = {}
+    for file in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
+        try:
+            text = (ROOT / file).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        for room, names, whole in written.findall(text):
+            named |= {whole or f"{room}.{name.split(' as ')[0].strip()}": file for name in names.split(",")}
+
+    def exists(name: str) -> bool:
+        try:
+            pkgutil.resolve_name(name.replace("plain_vit.examples", "examples"))
+        except (ImportError, AttributeError):
+            return False
+        return True
+
+    assert {name: file for name, file in named.items() if name not in PLACEHOLDERS and not exists(name)} == {}
 
 
 @pytest.mark.slow

@@ -404,7 +404,7 @@ def test_a_set_without_a_readable_image_ends_the_run():
     "program",
     [
         "import plain_vit.training.data",
-        "from plain_vit.conversion import calibration\n"
+        "from plain_vit.inference import calibration\n"
         "try: calibration.image_sets('.', None, None)\n"
         "except Exception as error: assert 'image files' in str(error), error",
     ],
