@@ -319,9 +319,7 @@ HINTS: dict[str, dict[str, Any]] = {
     "norm_type": {"help": "layer_norm or rms_norm"},
     "mlp_type": {"help": "mlp, swiglu or swiglu_packed (the gate is the first half)"},
     "position_embedding_type": {"help": "learned (a table), sincos_2d or none"},
-    "rotary_embedding_type": {
-        "help": "none: nothing rotates queries and keys (a rotation opens by its --architecture)"
-    },
+    "rope_type": {"help": "none: nothing rotates queries and keys (a rotation opens by its --architecture)"},
     "position_embedding_on_prefix": {
         "action": argparse.BooleanOptionalAction,
         "help": "whether the tokens before the patches have position embeddings",

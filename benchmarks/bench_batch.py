@@ -30,7 +30,7 @@ PARTS = {  # fields of the config, or of transformers' BiT: the ResNet with Grou
     "ViT-S/16": ("vit-small-patch16-224", {}),
     "ViT-B/32": ("vit-base-patch32-224", {}),
     "ViT-B/16": ("vit-base-patch16-224", {}),
-    "R50+ViT-B/16": ("vit-base-patch16-224", {"patch_projection": "resnet", "stem_depths": [3, 4, 9]}),
+    "R50+ViT-B/16": ("vit-base-patch16-224", {"resnet_stem": {"depths": [3, 4, 9]}}),
     "ResNet-50": (None, {}),
 }
 

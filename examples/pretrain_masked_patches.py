@@ -222,7 +222,7 @@ def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageMode
     if arguments.initialization is not None:
         fields |= {"initialization": arguments.initialization}
     if image_processor.do_normalize:
-        fields |= {"pixel_mean": list(image_processor.image_mean), "pixel_std": list(image_processor.image_std)}
+        fields |= {name: list(getattr(image_processor, name)) for name in ("image_mean", "image_std")}
     model = PlainViTForMaskedImageModeling(PlainViTConfig.from_dict(fields))
     with torch.device("meta"):
         pooled = [name for name in PlainViTModel(model.config).state_dict() if name.startswith("pooler.")]

@@ -16,7 +16,7 @@ PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label
 MOST_LAYERS, MOST_PIXELS = 1000, 2**28
 LARGEST = {
     **dict.fromkeys(("hidden_size", "head_dim", "intermediate_size", "representation_size", "num_channels"), 2**20),
-    "relative_position_mlp_size": 2**20,
+    "relative_position_bias.mlp_size": 2**20,
     "pooling_intermediate_size": 2**20,
     "pooling_num_layers": MOST_LAYERS,
     **dict.fromkeys(("num_attention_heads", "num_register_tokens", "pooling_num_attention_heads"), 2**16),
@@ -30,13 +30,13 @@ RANGES = {
     "attention_scale": (5e-324, 1e6, "a positive number such as head_dim ** -0.5"),
     "initializer_range": (0, 1e6, "a standard deviation of at least 0"),
     "layer_scale_init_value": (-1e6, 1e6, "a number such as 1e-5"),
-    "rotary_theta": (1e-6, 1e8, "a positive number such as 100"),
-    "rotary_offset": (-1e6, 1e6, "a number such as 1"),
-    "rotary_shift": (0, 1e6, "a distance of at least 0"),
-    "rotary_jitter": (1, 1e6, "a factor of at least 1"),
-    "rotary_rescale": (1, 1e6, "a factor of at least 1"),
-    "pixel_mean": (-1e6, 1e6, "a pixel value from 0 to 1 for all channels, or one for each"),
-    "pixel_std": (5e-324, 1e6, "a positive standard deviation for all channels, or one for each"),
+    "rope_parameters.rope_theta": (1e-6, 1e8, "a positive number such as 100"),
+    "rope_parameters.offset": (-1e6, 1e6, "a number such as 1"),
+    "rope_parameters.shift": (0, 1e6, "a distance of at least 0"),
+    "rope_parameters.jitter": (1, 1e6, "a factor of at least 1"),
+    "rope_parameters.rescale": (1, 1e6, "a factor of at least 1"),
+    "image_mean": (-1e6, 1e6, "a pixel value from 0 to 1 for all channels, or one for each"),
+    "image_std": (5e-324, 1e6, "a positive standard deviation for all channels, or one for each"),
 }
 
 
@@ -70,16 +70,23 @@ def check_labels(config: Any, number: Any = None) -> None:
 def check_counts(config: Any) -> None:
     """Refuse counts and sizes far above those of any model."""
     for name, most in LARGEST.items():
-        value, least = getattr(config, name), int(name not in MAY_BE_ZERO)
+        value, least = value_of(config, name), int(name not in MAY_BE_ZERO)
         if name != "num_labels" and value is not None and not least <= value <= most:
             expected = f"a positive int, at most {most}" if least else f"0 or more, at most {most}"
             raise ValueError(f"{name} is {shown(value)}: expected {expected}")
-    blocks = config.num_hidden_layers * config.num_branches, sum(config.stem_depths[: MOST_LAYERS + 1])
-    if max(*blocks, len(config.stem_depths)) > MOST_LAYERS:
+    depths = config.group("resnet_stem")["depths"]
+    blocks = config.num_hidden_layers * config.num_branches, sum(depths[: MOST_LAYERS + 1])
+    if max(*blocks, len(depths)) > MOST_LAYERS:
         raise ValueError(
-            f"num_hidden_layers {config.num_hidden_layers}, num_branches {config.num_branches} and stem_depths "
-            f"{shown(config.stem_depths)} make more than {MOST_LAYERS} blocks: expected fewer"
+            f"num_hidden_layers {config.num_hidden_layers}, num_branches {config.num_branches} and resnet_stem.depths "
+            f"{shown(depths)} make more than {MOST_LAYERS} blocks: expected fewer"
         )
+
+
+def value_of(config: Any, name: str) -> Any:
+    """Return the value of a field, or of the key of a group, named "group.key"."""
+    group, _, key = name.partition(".")
+    return config.group(group)[key] if key else getattr(config, name)
 
 
 def check_fields(config: Any) -> None:
@@ -93,13 +100,13 @@ def check_fields(config: Any) -> None:
         if getattr(config, name) not in ACTIVATIONS:
             raise ValueError(f"{name} is {getattr(config, name)!r}: expected one of {', '.join(ACTIVATIONS)}")
     for name, (least, most, expected) in RANGES.items():
-        value = getattr(config, name)
+        value = value_of(config, name)
         for number in value if isinstance(value, list | tuple) else [value]:
             if number is not None and not least <= number <= most:  # also true for NaN
                 raise ValueError(f"{name} is {shown(value)}: expected {expected}")
     if config.problem_type not in PROBLEM_TYPES:
         raise ValueError(f"problem_type is {config.problem_type!r}: expected one of {PROBLEM_TYPES}")
-    for name in ("pixel_mean", "pixel_std"):
+    for name in ("image_mean", "image_std"):
         levels = getattr(config, name)
         if isinstance(levels, list | tuple) and len(levels) != config.num_channels:
             raise ValueError(
@@ -118,19 +125,20 @@ def check_fields(config: Any) -> None:
 
 def conflicts_in_embeddings(config: Any) -> tuple[tuple[bool, str], ...]:
     """Return unsupported combinations of patches and prefix tokens: whether each occurs, and the remedy."""
+    has_stem, depths = config.resnet_stem is not None, config.group("resnet_stem")["depths"]
     return (
         (config.register_tokens_last and config.use_distillation_token,
          "register_tokens_last is not combined with a distillation token by any source"),
         (config.patch_pre_norm and config.patch_projection not in ("linear", "shifted"),
          'patch_pre_norm needs the flattened pixels of each patch: set patch_projection="linear" or "shifted"'),
-        (len(config.stem_depths) > 0 and config.patch_projection != "resnet",
-         f'stem_depths {config.stem_depths} are those of a ResNet: set patch_projection="resnet"'),
-        (any(depth < 1 for depth in config.stem_depths),
-         f"stem_depths is {config.stem_depths}: expected at least one unit in each stage"),
-        (config.patch_projection == "resnet" and any(side % config.stem_stride for side in config.patch_shape),
+        (has_stem and config.patch_projection != "conv",
+         'the feature map of a ResNet is projected by a convolution: set patch_projection="conv"'),
+        (any(depth < 1 for depth in depths),
+         f"resnet_stem.depths is {depths}: expected at least one unit in each stage"),
+        (any(side % config.stem_stride for side in config.patch_shape),
          f"the stem reduces the resolution by {config.stem_stride}: patch_size {config.patch_size} must be a "
          "multiple of that"),
-        (config.patch_projection == "resnet" and config.drop_partial_patches,
+        (has_stem and config.drop_partial_patches,
          "drop_partial_patches is not combined with a ResNet stem by any source: its padding depends on the size"),
     )  # fmt: skip
 
@@ -138,7 +146,9 @@ def conflicts_in_embeddings(config: Any) -> tuple[tuple[bool, str], ...]:
 def conflicts_in_positions(config: Any) -> tuple[tuple[bool, str], ...]:
     """Return unsupported combinations of positions: whether each occurs, and the remedy."""
     head_dim = config.attention_shape[1]
-    rotary, relative = config.rotary_embedding_type != "none", config.relative_position_bias != "none"
+    rotary, relative = config.rope_parameters is not None, config.relative_position_bias is not None
+    rope, bias = config.group("rope_parameters"), config.group("relative_position_bias")
+    centered = rope["coordinates"] == "centered"
     return (
         (config.position_embedding_type == "sincos_2d" and config.hidden_size % 4 != 0,
          f"sincos_2d positions need a hidden_size that is a multiple of 4, not {config.hidden_size}"),
@@ -160,12 +170,12 @@ def conflicts_in_positions(config: Any) -> tuple[tuple[bool, str], ...]:
          f'attention_type "{config.attention_type}" is not combined with a relative position bias by any source'),
         (relative and config.register_tokens_last,
          "register_tokens_last is not combined with a relative position bias by any source"),
-        (config.relative_position_bias in ("table", "query") and config.num_prefix_tokens > 1,
+        (relative and bias["type"] in ("table", "query") and config.num_prefix_tokens > 1,
          "a table of relative positions has rows for a class token only: set num_register_tokens=0 and "
          "use_distillation_token=False"),
-        (config.relative_position_bias == "query" and (config.relative_position_shared or rotary),
-         'relative_position_bias "query" has vectors in each block, and no source rotates its queries: set '
-         'relative_position_shared=False and rotary_embedding_type="none"'),
+        (bias["type"] == "query" and (bias["shared"] or rotary),
+         'a relative position bias of type "query" has vectors in each block, and no source rotates its queries: set '
+         'relative_position_bias={"type": "query", "shared": False} and rope_parameters=None'),
         (relative and bool(config.patch_dropout_prob),
          "patch dropout is not combined with a relative position bias by any source: set patch_dropout_prob=0"),
         (rotary and config.attention_type != "self",
@@ -175,10 +185,11 @@ def conflicts_in_positions(config: Any) -> tuple[tuple[bool, str], ...]:
         (rotary and head_dim % 4 != 0,
          f"a rotation gives half of its pairs of channels to each axis: head_dim must be a multiple of 4, not "
          f"{head_dim}"),
-        (config.rotary_embedding_type == "mixed" and config.rotary_coordinates == "centered",
-         'a "mixed" rotation learns the frequencies of row and column numbers: set rotary_coordinates="index"'),
-        (config.rotary_coordinates == "centered" and config.rotary_reference_grid is not None,
-         'rotary_coordinates "centered" are the same for every grid: set rotary_reference_grid=None'),
+        (centered and config.rope_type == "mixed",
+         'a "mixed" rotation learns the frequencies of row and column numbers: set coordinates="index" in '
+         "rope_parameters"),
+        (centered and rope["reference_grid"] is not None,
+         '"centered" coordinates are the same for every grid: set reference_grid=None in rope_parameters'),
     )  # fmt: skip
 
 
@@ -204,11 +215,11 @@ def conflicts_in_blocks(config: Any) -> tuple[tuple[bool, str], ...]:
          "num_key_value_heads=None"),
         (shared and config.qk_norm not in (None, "norm"),
          'keys that several heads share take qk_norm None or "norm"'),
-        (shared and config.rotary_embedding_type == "mixed",
+        (shared and config.rope_type == "mixed",
          'a "mixed" rotation has frequencies for each head of the queries: set num_key_value_heads=None'),
-        (not config.gain_on_mlp and config.layer_scale_init_value is None,
-         "gain_on_mlp=False leaves a LayerScale on the attention: set layer_scale_init_value"),
-        (not config.gain_on_mlp and config.block_type != "sequential",
+        (not config.layer_scale_on_mlp and config.layer_scale_init_value is None,
+         "layer_scale_on_mlp=False leaves a LayerScale on the attention: set layer_scale_init_value"),
+        (not config.layer_scale_on_mlp and config.block_type != "sequential",
          'a LayerScale on the attention alone is in blocks of type "sequential" in every source'),
         (weighs and (config.qk_norm is not None or config.attention_inner_norm),
          f'attention_type "{config.attention_type}" has no norms of queries, keys or heads in any source'),
@@ -250,9 +261,9 @@ def conflicts_in_heads(config: Any) -> tuple[tuple[bool, str], ...]:
          'block_type="sequential"'),
         (config.pooling in ("query_block", "query_attention")
          and (config.attention_type != "self" or config.num_key_value_heads is not None
-              or config.relative_position_bias != "none"),
+              or config.relative_position_bias is not None),
          f'pooling "{config.pooling}" follows plain attention in every source: set attention_type="self", '
-         'num_key_value_heads=None and relative_position_bias="none"'),
+         "num_key_value_heads=None and relative_position_bias=None"),
         (config.reconstruction_target == "mean_color" and config.num_channels > 4,
          f"mean_color has 8 ** num_channels colours: it takes at most 4 channels, not {config.num_channels}"),
     )  # fmt: skip

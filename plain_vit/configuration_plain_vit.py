@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from .releases_plain_vit import OLDEST  # noqa: F401  # isort: skip
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import PreTrainedConfig
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.dynamic_module_utils import custom_object_save
@@ -92,10 +93,98 @@ def _is_ours(kind: type) -> bool:
 
 
 @strict
+@dataclasses.dataclass
+class RopeParameters:
+    """Rotation of queries and keys by the place of their patch: the keys of `rope_parameters`, in transformers' form.
+
+    Tokens before the patches are not rotated.
+
+    Args:
+        rope_type: "axial" (by the row and the column of the patch, with fixed frequencies) or "mixed" (with learned
+            frequencies of both for each block and head: Heo et al. 2024).
+        rope_theta: Base of the frequencies; the learned ones only start from it.
+        coordinates: "index" (row and column numbers) or "centered" (centres of the patches in an image from -1 to 1,
+            times 2 pi: DINOv3).
+        axes: Order of the two coordinates among the channels: "yx" or "xy".
+        offset: Added to the numbers of rows and columns.
+        reference_grid: Grid (down, across) to which the numbers of other grids are scaled (EVA-02); None to count the
+            patches.
+        pairs: The rotated pairs of channels: "adjacent" (2 i and 2 i + 1) or "halves" (i and i + head_dim / 2).
+        frequencies: Rounding of the frequencies: "inverse" (multiply by 1 / theta ** x) or "period" (divide by
+            theta ** x: timm's DINOv3).
+        dtype: Dtype of cosines and sines: "float32", or that of the "weights".
+        shift: Random shift of the coordinates in training, at most this far in each direction.
+        jitter: Random factor on each coordinate in training, at most this.
+        rescale: Random factor on both coordinates in training, at most this. All three are drawn once per batch.
+    """
+
+    rope_type: Literal["axial", "mixed"] = "axial"
+    rope_theta: float | int = 10000.0
+    coordinates: Literal["index", "centered"] = "index"
+    axes: Literal["yx", "xy"] = "yx"
+    offset: float | int = 0.0
+    reference_grid: list[int] | tuple[int, int] | None = None
+    pairs: Literal["adjacent", "halves"] = "adjacent"
+    frequencies: Literal["inverse", "period"] = "inverse"
+    dtype: Literal["float32", "weights"] = "float32"
+    shift: float | int | None = None
+    jitter: float | int | None = None
+    rescale: float | int | None = None
+
+
+@strict
+@dataclasses.dataclass
+class RelativePositionBias:
+    """Bias on the attention scores by the distance of two tokens: the keys of `relative_position_bias`.
+
+    Args:
+        type: "table" (a learned bias of each head for each distance: BEiT), "mlp" (computed from the distances by a
+            small network) or "query" (the product of each query and a learned vector of the offset: Dosovitskiy et al.
+            2021, appendix D.4).
+        shared: Use one such bias in all blocks, instead of one for each.
+        mlp_size: Width of that network.
+        resampling: How a table or vectors are resampled to another grid: "bilinear" (transformers) or "geometric"
+            (finer for short distances: BEiT's code, and timm's).
+    """
+
+    type: Literal["table", "mlp", "query"] = "table"
+    shared: bool = False
+    mlp_size: int = 128
+    resampling: Literal["bilinear", "geometric"] = "bilinear"
+
+
+@strict
+@dataclasses.dataclass
+class ResNetStem:
+    """ResNet whose feature map is cut into patches, instead of the image: the keys of `resnet_stem`.
+
+    The root reduces the resolution by a factor of 4, each stage but the first by a factor of 2; the config's
+    `patch_size` is in pixels of the image.
+
+    Args:
+        depths: Units in each stage; empty for the root only.
+        style: The source it matches: "google" (kernels divided by their deviation + 1e-5, group norms of epsilon 1e-6)
+            or "timm" (by sqrt(variance + 1e-8), 1e-5).
+    """
+
+    depths: list[int] | tuple[int, ...] = ()
+    style: Literal["google", "timm"] = "google"
+
+
+# Fields that are None without the part of the model that they describe.
+GROUPS = {
+    "rope_parameters": RopeParameters,
+    "relative_position_bias": RelativePositionBias,
+    "resnet_stem": ResNetStem,
+}
+
+
+@strict
 class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     """Configuration of a plain Vision Transformer.
 
-    Sizes are (height, width) in pixels; an int means a square.
+    Sizes are (height, width) in pixels; an int means a square. `rope_parameters`, `relative_position_bias` and
+    `resnet_stem` are dicts, whose missing keys get their defaults, or None for a model without that part.
 
     Args:
         hidden_size: Width of a token.
@@ -116,13 +205,9 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         register_tokens_last: Append the registers after the patches, without positions, instead of before them.
         use_mask_token: Add a learned token that replaces masked patches (`bool_masked_pos`).
         patch_projection: "conv" (a strided convolution), "linear" (a dense layer over pixels in the order
-            row, column, channel, like vit-pytorch), "shifted" (the same over the image and four copies of it, moved by
-            one pixel to each side: Lee et al. 2021) or "resnet" (a convolution over the feature map of a ResNet: the
-            paper's hybrids, section 3.1).
-        stem_depths: Units in each stage of that ResNet; empty for its root only. The root reduces the resolution by a
-            factor of 4, each stage but the first by a factor of 2; `patch_size` is in pixels of the input.
-        stem_style: The source it matches: "google" (kernels divided by their deviation + 1e-5, group norms of epsilon
-            1e-6) or "timm" (by sqrt(variance + 1e-8), 1e-5).
+            row, column, channel, like vit-pytorch) or "shifted" (the same over the image and four copies of it, moved
+            by one pixel to each side: Lee et al. 2021).
+        resnet_stem: The ResNet before that convolution (the paper's hybrids, section 3.1): see `ResNetStem`.
         patch_bias: Give the patch projection a bias.
         patch_pre_norm: Normalise the raw pixels of each patch before the projection (linear and shifted only).
         patch_post_norm: Normalise each patch after the projection.
@@ -135,30 +220,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             or the first of each of the "factorized" tables.
         position_resampling_to_square: Resample to the square of the grid's longer side, and use the part of that at the
             top left, which keeps the aspect ratio (timm's NaFlexVit).
-        rotary_embedding_type: "none", "axial" (queries and keys are rotated by the row and the column of their patch,
-            with fixed frequencies) or "mixed" (with learned frequencies of both for each block and head: Heo et al.
-            2024). Tokens before the patches are not rotated.
-        rotary_theta: Base of the frequencies; those of "mixed" only start from it.
-        rotary_coordinates: "index" (row and column numbers) or "centered" (centres of the patches in an image from -1
-            to 1, times 2 pi: DINOv3).
-        rotary_axes: Order of the two coordinates among the channels: "yx" or "xy".
-        rotary_offset: Added to the numbers of rows and columns.
-        rotary_reference_grid: Grid (down, across) to which the numbers of other grids are scaled (EVA-02); None to
-            count the patches.
-        rotary_pairs: The rotated pairs of channels: "adjacent" (2 i and 2 i + 1) or "halves" (i and i + head_dim / 2).
-        rotary_frequencies: Rounding of the frequencies: "inverse" (multiply by 1 / theta ** x) or "period" (divide by
-            theta ** x: timm's DINOv3).
-        rotary_dtype: Dtype of cosines and sines: "float32", or that of the "weights".
-        rotary_shift: Random shift of the coordinates in training, at most this far in each direction.
-        rotary_jitter: Random factor on each coordinate in training, at most this.
-        rotary_rescale: Random factor on both coordinates in training, at most this. All three are drawn once per batch.
-        relative_position_bias: "none", "table" (a learned bias on the scores of each head for each distance: BEiT),
-            "mlp" (computed from the distances by a small network) or "query" (the product of each query and a learned
-            vector of the offset: Dosovitskiy et al. 2021, appendix D.4).
-        relative_position_shared: Use one such bias in all blocks, instead of one for each.
-        relative_position_mlp_size: Width of that network.
-        relative_position_resampling: How a table or vectors are resampled to another grid: "bilinear" (transformers)
-            or "geometric" (finer for short distances: BEiT's code, and timm's).
+        rope_parameters: Rotation of queries and keys by the place of their patch: see `RopeParameters`.
+        relative_position_bias: Bias on the attention scores by the distance of two tokens: see `RelativePositionBias`.
         block_type: "sequential" (pre-norm), "post_norm" (the norm ends each residual branch), "parallel" (attention and
             MLP in parallel after one norm: ViT-22B) or "branches" (several attentions, then several MLPs, summed).
         num_branches: Number of attentions and of MLPs in a block of type "branches".
@@ -182,7 +245,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         mlp_inner_norm: Normalise inside the MLP, after the activation (BEiT-3).
         hidden_act: Activation of the MLP. "gelu" is exact; "gelu_pytorch_tanh" is JAX's default approximation.
         layer_scale_init_value: Initial value of the learned gain on each residual branch; None for no gain.
-        gain_on_mlp: Give the branch of the MLP a gain too (Sapiens2 does not).
+        layer_scale_on_mlp: Give the branch of the MLP a gain too (Sapiens2 does not).
         final_norm: Position of the last norm: "before_pooling", "after_pooling", "both" or "none".
         pooling: "cls", "mean", "max", "mean_max" (their average), "cls_mean" (class token and mean concatenated, twice
             as wide: DINOv2's head), "map" (attention pooling), "query" (attention pooling without an MLP: AIMv2's),
@@ -212,9 +275,9 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         zero_init_classifier: Initialise the classifier with zeros (the paper's fine-tuning, section 3.2).
         reconstruction_target: Target of the masked-image model for a masked patch: its "pixels" (SimMIM) or its
             "mean_color" in 3 bits per channel (paper, appendix B.1.2).
-        pixel_mean: Mean that the image processor subtracts (for pixel values in [0, 1]); one number, or one per
+        image_mean: Mean that the image processor subtracts (for pixel values in [0, 1]); one number, or one per
             channel. Mean colours are classified by their values before normalisation.
-        pixel_std: Standard deviation that the image processor divides by.
+        image_std: Standard deviation that the image processor divides by.
         apply_layernorm: Apply the final norm before the pooling to the backbone's feature maps.
         reshape_hidden_states: Return the backbone's features as maps (B, D, h, w), not as tokens (B, L, D). If
             False, a size given as a pair stays a pair, even with equal sides.
@@ -249,9 +312,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     register_tokens_last: bool = False
     use_mask_token: bool = False
 
-    patch_projection: Literal["conv", "linear", "shifted", "resnet"] = "conv"
-    stem_depths: list[int] | tuple[int, ...] = ()
-    stem_style: Literal["google", "timm"] = "google"
+    patch_projection: Literal["conv", "linear", "shifted"] = "conv"
+    resnet_stem: dict[str, Any] | None = None
     patch_bias: bool = True
     patch_pre_norm: bool = False
     patch_post_norm: bool = False
@@ -263,23 +325,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         "bilinear", "bilinear_antialias", "bilinear_align_corners", "truncate",
     ] = "bicubic_antialias"  # fmt: skip
     position_resampling_to_square: bool = False
-
-    rotary_embedding_type: Literal["none", "axial", "mixed"] = "none"
-    rotary_theta: float | int = 10000.0
-    rotary_coordinates: Literal["index", "centered"] = "index"
-    rotary_axes: Literal["yx", "xy"] = "yx"
-    rotary_offset: float | int = 0.0
-    rotary_reference_grid: list[int] | tuple[int, int] | None = None
-    rotary_pairs: Literal["adjacent", "halves"] = "adjacent"
-    rotary_frequencies: Literal["inverse", "period"] = "inverse"
-    rotary_dtype: Literal["float32", "weights"] = "float32"
-    rotary_shift: float | int | None = None
-    rotary_jitter: float | int | None = None
-    rotary_rescale: float | int | None = None
-    relative_position_bias: Literal["none", "table", "mlp", "query"] = "none"
-    relative_position_shared: bool = False
-    relative_position_mlp_size: int = 128
-    relative_position_resampling: Literal["bilinear", "geometric"] = "bilinear"
+    rope_parameters: dict[str, Any] | None = None
+    relative_position_bias: dict[str, Any] | None = None
 
     block_type: Literal["sequential", "post_norm", "parallel", "branches"] = "sequential"
     num_branches: int = 1
@@ -298,7 +345,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     mlp_inner_norm: bool = False
     hidden_act: str = "gelu"
     layer_scale_init_value: float | int | None = None
-    gain_on_mlp: bool = True
+    layer_scale_on_mlp: bool = True
 
     final_norm: Literal["before_pooling", "after_pooling", "both", "none"] = "before_pooling"
     pooling: Literal[
@@ -326,8 +373,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     zero_init_classifier: bool = False
 
     reconstruction_target: Literal["pixels", "mean_color"] = "pixels"
-    pixel_mean: float | int | list[float] | tuple[float, ...] = 0.5
-    pixel_std: float | int | list[float] | tuple[float, ...] = 0.5
+    image_mean: float | int | list[float] | tuple[float, ...] = 0.5
+    image_std: float | int | list[float] | tuple[float, ...] = 0.5
 
     apply_layernorm: bool = True
     reshape_hidden_states: bool = True
@@ -339,7 +386,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             self.check_model_type(kwargs)
             del kwargs["model_type"]
         saved, version = VERSION_KEY in kwargs, kwargs.pop(VERSION_KEY, None)
-        unknown = sorted(kwargs.keys() - TRANSFORMERS_KEYWORDS)
+        unknown = [*sorted(kwargs.keys() - TRANSFORMERS_KEYWORDS), *self._complete_groups()]
         if saved:
             self._check_foreign(unknown, version)
         elif unknown:
@@ -357,7 +404,28 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         super().__post_init__(**kwargs)
         self.auto_map = auto_map
         if unknown:
-            _warn_of_foreign(unknown, self.to_dict(), version)
+            _warn_of_foreign(unknown, flat_fields(self.to_dict()), version)
+
+    def _complete_groups(self) -> list[str]:
+        """Give the missing keys of each group their defaults, and return the names of the unknown keys."""
+        unknown = []
+        for name, kind in GROUPS.items():
+            if (given := getattr(self, name)) is not None:
+                known = {field.name for field in dataclasses.fields(kind)}
+                unknown += [f"{name}.{key}" for key in sorted(given.keys() - known)]
+                try:
+                    complete = vars(kind(**{key: given[key] for key in given.keys() & known}))
+                except StrictDataclassFieldValidationError as error:
+                    raise StrictDataclassFieldValidationError(name, cast(Exception, error.__cause__)) from error
+                setattr(self, name, complete | {key: given[key] for key in given.keys() - known})
+        return unknown
+
+    def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the keywords: the rotations of language models, which transformers completes here, are others."""
+        return kwargs
+
+    def validate_rope(self) -> None:
+        """Leave the check to `check_fields`, for the same reason."""
 
     @classmethod
     def _check_foreign(cls, names: list[str], version: Any) -> None:
@@ -419,12 +487,15 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             # ViTPose, which uses tokens instead of maps, reads its backbone's sizes as pairs: a given pair is kept.
             is_one_number = isinstance(size, int) or (pair[0] == pair[1] and self.reshape_hidden_states)
             setattr(self, name, pair[0] if is_one_number else pair)
-        self.stem_depths = tuple(self.stem_depths)
-        if self.rotary_reference_grid is not None:
-            grid = (*self.rotary_reference_grid,)
+        if self.resnet_stem is not None:
+            self.resnet_stem["depths"] = tuple(self.resnet_stem["depths"])
+        if self.rope_parameters is not None and self.rope_parameters["reference_grid"] is not None:
+            grid = (*self.rope_parameters["reference_grid"],)
             if len(grid) != 2 or not all(1 <= side <= MOST_PIXELS for side in grid):
-                raise ValueError(f"rotary_reference_grid is {shown(grid)}: expected patches (down, across), or None")
-            self.rotary_reference_grid = grid
+                raise ValueError(
+                    f"rope_parameters.reference_grid is {shown(grid)}: expected patches (down, across), or None"
+                )
+            self.rope_parameters["reference_grid"] = grid
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -558,7 +629,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         plan: dict[str, str] = {}
         spanned = self.attention_inner_norm or self.attention_type != "self"
         spanned = spanned or self.qk_norm not in (None, "norm") or self.num_key_value_heads is not None
-        spanned = spanned or self.rotary_embedding_type == "mixed" or self.relative_position_bias != "none"
+        spanned = spanned or self.rope_type == "mixed" or self.relative_position_bias is not None
         if self.attention_output_projection and not spanned:
             plan |= {f"{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
             plan |= {f"{attention}.o_proj": "rowwise"}
@@ -635,10 +706,23 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         """Blocks of pooling "class_attention"."""
         return self.pooling_num_layers or 2
 
+    def group(self, name: str) -> dict[str, Any]:
+        """Return a group of fields by key: the defaults where the model lacks the part that they describe.
+
+        Args:
+            name: "rope_parameters", "relative_position_bias" or "resnet_stem".
+        """
+        return getattr(self, name) or vars(GROUPS[name]())
+
+    @property
+    def rope_type(self) -> str:
+        """Kind of the rotation, or "none"."""
+        return "none" if self.rope_parameters is None else self.rope_parameters["rope_type"]
+
     @property
     def stem_stride(self) -> int:
-        """Factor by which a ResNet stem reduces the resolution."""
-        return stem_stride(self.stem_depths)
+        """Factor by which a ResNet stem reduces the resolution; 1 without one."""
+        return 1 if self.resnet_stem is None else stem_stride(self.resnet_stem["depths"])
 
     @property
     def num_prefix_tokens(self) -> int:
@@ -666,6 +750,8 @@ def _is_there(where: Any, folder: Path) -> bool:
 def _no_field(kind: type[PlainViTConfig], name: str) -> ValueError:
     """Return the error for an unknown field, with suggestions."""
     fields = sorted(field.name for field in dataclasses.fields(kind) if not field.name.startswith("_"))
+    for group, keys in GROUPS.items():
+        fields += [f"{group}.{field.name}" for field in dataclasses.fields(keys)]
     close = difflib.get_close_matches(name, fields, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else f"the fields are {', '.join(fields)}"
     return ValueError(f"{kind.__name__} has no field {listed([name])}: {hint}")
@@ -702,6 +788,14 @@ def _release(version: Any) -> tuple[int, ...]:
     while numbers and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)
+
+
+def flat_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields with the keys of each group beside the other fields, named "group.key"."""
+    flat = dict(fields)
+    for group in GROUPS:
+        flat |= {f"{group}.{key}": value for key, value in (flat.pop(group, None) or {}).items()}
+    return flat
 
 
 def _pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:

@@ -422,7 +422,7 @@ class MeanColorPredictor(nn.Module):
         super().__init__()
         self.num_channels = config.num_channels
         self.patch_shape = config.patch_shape
-        self.mean, self.std = config.pixel_mean, config.pixel_std
+        self.mean, self.std = config.image_mean, config.image_std
         self.projection = nn.Linear(config.hidden_size, self.LEVELS**config.num_channels)
 
     def forward(

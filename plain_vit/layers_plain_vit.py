@@ -316,7 +316,7 @@ class StandardizedConv2d(nn.Conv2d):
     def __init__(self, config: PlainViTConfig, channels_in: int, channels_out: int, kernel: int, stride: int = 1):
         super().__init__(channels_in, channels_out, kernel, stride, bias=False)
         init_as("patches", self)
-        self.standardize = STEM_STYLES[config.stem_style][0]
+        self.standardize = STEM_STYLES[config.group("resnet_stem")["style"]][0]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         images = pad_same(images, self.kernel_size[0], self.stride[0])
@@ -345,7 +345,7 @@ class Bottleneck(nn.Module):
 
     def __init__(self, config: PlainViTConfig, channels_in: int, channels_out: int, stride: int):
         super().__init__()
-        inner, eps = channels_out // 4, STEM_STYLES[config.stem_style][1]
+        inner, eps = channels_out // 4, STEM_STYLES[config.group("resnet_stem")["style"]][1]
         self.conv1 = StandardizedConv2d(config, channels_in, inner, 1)
         self.norm1 = nn.GroupNorm(32, inner, eps)
         self.conv2 = StandardizedConv2d(config, inner, inner, 3, stride)
@@ -370,9 +370,9 @@ class ResNetPatchEmbeddings(nn.Module):
         super().__init__()
         channels = 64
         self.conv = StandardizedConv2d(config, config.num_channels, channels, 7, 2)
-        self.norm = nn.GroupNorm(32, channels, STEM_STYLES[config.stem_style][1])
+        self.norm = nn.GroupNorm(32, channels, STEM_STYLES[config.group("resnet_stem")["style"]][1])
         self.stages = nn.ModuleList()
-        for number, depth in enumerate(config.stem_depths):
+        for number, depth in enumerate(config.group("resnet_stem")["depths"]):
             wide, stride = 256 * 2**number, 2 if number else 1
             first = Bottleneck(config, channels, wide, stride)
             self.stages.append(nn.Sequential(first, *(Bottleneck(config, wide, wide, 1) for _ in range(depth - 1))))

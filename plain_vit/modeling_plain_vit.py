@@ -55,7 +55,6 @@ from .layers_plain_vit import (
 )
 from .packed_plain_vit import PLAIN, OneSize, Places, Tokens, as_weights, refuse_masks, tokens_of
 from .positions_plain_vit import (
-    ROTARY_EMBEDDINGS,
     FactorizedPositionEmbedding,
     GridTables,
     Learned2DPositionEmbedding,
@@ -63,6 +62,7 @@ from .positions_plain_vit import (
     is_any_size,
     relative_position_bias,
     resample_grid,
+    rotary_embedding,
 )
 
 # Embeddings: z0 = [class; x1 E; ...; xN E] + positions (equation 1)
@@ -119,7 +119,6 @@ PATCH_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "conv": PlainViTPatchEmbeddings,
     "linear": LinearPatchEmbeddings,
     "shifted": ShiftedPatchEmbeddings,
-    "resnet": ResNetPatchEmbeddings,
 }
 POSITION_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module | None]] = {
     "learned": PlainViTPositionEmbedding,
@@ -140,7 +139,8 @@ class PlainViTEmbeddings(nn.Module):
         self.num_channels = config.num_channels
         self.positions_on_prefix = config.position_embedding_on_prefix
         self.register_tokens_last = config.register_tokens_last
-        self.patch_embeddings = PATCH_EMBEDDINGS[config.patch_projection](config)
+        stem = ResNetPatchEmbeddings if config.resnet_stem is not None else None
+        self.patch_embeddings = (stem or PATCH_EMBEDDINGS[config.patch_projection])(config)
 
         def tokens(count: int) -> nn.Parameter | None:
             return nn.Parameter(torch.zeros(1, count, config.hidden_size)) if count else None
@@ -240,7 +240,7 @@ class PlainViTLayer(GradientCheckpointingLayer):
         self.layer_scale1 = layer_scale_or_none(config)
         self.layernorm_after = norm_or_identity(config, True)
         self.mlp = mlp(config)
-        self.layer_scale2 = layer_scale_or_none(config, config.gain_on_mlp)
+        self.layer_scale2 = layer_scale_or_none(config, config.layer_scale_on_mlp)
         self.drop_path = stochastic_depth_or_none(config, layer_idx)
 
     def forward(
@@ -408,7 +408,7 @@ class PlainViTEncoder(PlainViTPreTrainedModel):
         super().__init__(config)
         self.embeddings = PlainViTEmbeddings(config)
         self.patch_dropout = PatchDropout(config)
-        self.rotary_embedding = ROTARY_EMBEDDINGS[config.rotary_embedding_type](config)
+        self.rotary_embedding = rotary_embedding(config)
         self.relative_position_bias = relative_position_bias(config, shared=True)
         self.layers = nn.ModuleList([build_layer(config, i) for i in range(config.num_hidden_layers)])
 

@@ -407,9 +407,10 @@ def _check_mask(mask: torch.Tensor, grids: Sequence[Grid], shape: tuple[int, ...
 def _check_model(config: PlainViTConfig) -> None:
     """Refuse models that no source uses with images of many sizes."""
     unusual = {
-        f'patch_projection="{config.patch_projection}"': config.patch_projection in ("resnet", "shifted"),
+        "a ResNet stem": config.resnet_stem is not None,
+        f'patch_projection="{config.patch_projection}"': config.patch_projection == "shifted",
         f'attention_type="{config.attention_type}"': config.attention_type not in ("self", "differential"),
-        "a relative position bias": config.relative_position_bias != "none",
+        "a relative position bias": config.relative_position_bias is not None,
         "register_tokens_last": config.register_tokens_last,
         "a distillation token": config.use_distillation_token,
     }

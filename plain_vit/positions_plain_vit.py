@@ -297,15 +297,16 @@ class AxialRotaryEmbedding(nn.Module):
         self.num_layers = config.num_hidden_layers
         self.head_dim = config.attention_shape[1]
         self.num_prefix_tokens = config.num_prefix_tokens
-        self.theta = float(config.rotary_theta)
-        self.centered = config.rotary_coordinates == "centered"
-        self.x_first = config.rotary_axes == "xy"
-        self.offset = float(config.rotary_offset)
-        self.reference_grid = config.rotary_reference_grid
-        self.by_periods = config.rotary_frequencies == "period"
-        self.as_weights = config.rotary_dtype == "weights"
-        self.halves = config.rotary_pairs == "halves"
-        self.shift, self.jitter, self.rescale = config.rotary_shift, config.rotary_jitter, config.rotary_rescale
+        rope = config.group("rope_parameters")
+        self.theta = float(rope["rope_theta"])
+        self.centered = rope["coordinates"] == "centered"
+        self.x_first = rope["axes"] == "xy"
+        self.offset = float(rope["offset"])
+        self.reference_grid = rope["reference_grid"]
+        self.by_periods = rope["frequencies"] == "period"
+        self.as_weights = rope["dtype"] == "weights"
+        self.halves = rope["pairs"] == "halves"
+        self.shift, self.jitter, self.rescale = rope["shift"], rope["jitter"], rope["rescale"]
         self.uniform_of_step: Callable[..., torch.Tensor] | None = None  # a training loop may set numbers for each step
 
     def forward(
@@ -407,11 +408,17 @@ class MixedRotaryEmbedding(AxialRotaryEmbedding):
         init.copy_(self.frequencies, lengths.repeat(2) * torch.stack((both.cos(), both.sin())))
 
 
-ROTARY_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
-    "none": NoRotaryEmbedding,
+ROTARY_EMBEDDINGS: dict[str, type[AxialRotaryEmbedding]] = {
     "axial": AxialRotaryEmbedding,
     "mixed": MixedRotaryEmbedding,
 }
+
+
+def rotary_embedding(config: PlainViTConfig) -> nn.Module:
+    """Return the rotary embedding of a model."""
+    if config.rope_parameters is None:
+        return NoRotaryEmbedding(config)
+    return ROTARY_EMBEDDINGS[config.rope_parameters["rope_type"]](config)
 
 
 # Biases on the attention scores: each maps the distances of all pairs of tokens to a bias of shape (heads, L, L), or
@@ -433,7 +440,7 @@ class Distances(NamedTuple):
 
 def distances_of(config: PlainViTConfig, grid_size: tuple[int, int], device: torch.device) -> Distances | None:
     """Return the distances on a patch grid; None if no bias depends on them."""
-    if config.relative_position_bias == "none":
+    if config.relative_position_bias is None:
         return None
     h, w = grid_size
     rows, columns = torch.meshgrid(torch.arange(h, device=device), torch.arange(w, device=device), indexing="ij")
@@ -457,7 +464,7 @@ class TableRelativePositionBias(GridTables):
     def __init__(self, config: PlainViTConfig):
         super().__init__()
         self.grid_size = config.grid_size
-        self.resampling = config.relative_position_resampling
+        self.resampling = config.group("relative_position_bias")["resampling"]
         h, w = self.grid_size
         rows = (2 * h - 1) * (2 * w - 1) + 3 * config.num_prefix_tokens
         self.table = nn.Parameter(torch.zeros(rows, config.num_attention_heads))
@@ -467,8 +474,7 @@ class TableRelativePositionBias(GridTables):
         return table[distances.of_pairs].permute(2, 0, 1)
 
     def resampled(self, config: PlainViTConfig) -> dict[str, torch.Tensor]:
-        mode = config.relative_position_resampling
-        return {"table": resample_distances(self.table, self.grid_size, config.grid_size, mode)}
+        return {"table": resample_distances(self.table, self.grid_size, config.grid_size, self.resampling)}
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
         """Start without any bias."""
@@ -533,9 +539,10 @@ class MLPRelativePositionBias(nn.Module):
 
     def __init__(self, config: PlainViTConfig):
         super().__init__()
-        self.fc1 = nn.Linear(2, config.relative_position_mlp_size)
+        width = config.group("relative_position_bias")["mlp_size"]
+        self.fc1 = nn.Linear(2, width)
         self.dropout = nn.Dropout(0.125)
-        self.fc2 = nn.Linear(config.relative_position_mlp_size, config.num_attention_heads)
+        self.fc2 = nn.Linear(width, config.num_attention_heads)
 
     def forward(self, distances: Distances, query: None = None, scaling: float = 1.0) -> torch.Tensor:
         device, dtype = self.fc1.weight.device, self.fc1.weight.dtype
@@ -556,7 +563,7 @@ class QueryRelativePositionBias(GridTables):
     def __init__(self, config: PlainViTConfig):
         super().__init__()
         self.grid_size = h, w = config.grid_size
-        self.resampling = config.relative_position_resampling
+        self.resampling = config.group("relative_position_bias")["resampling"]
         rows = 2 * h * w - 1 + 3 * config.num_prefix_tokens
         self.table = nn.Parameter(torch.zeros(rows, config.attention_shape[1]))
 
@@ -571,8 +578,9 @@ class QueryRelativePositionBias(GridTables):
 
     def resampled(self, config: PlainViTConfig) -> dict[str, torch.Tensor]:
         raise ValueError(
-            'relative_position_bias "query" has a vector for each offset in raster order, which two distances share: '
-            "resampled, they differ, and no vectors of another grid give both; keep the model's own size"
+            'a relative position bias of type "query" has a vector for each offset in raster order, which two '
+            "distances share: resampled, they differ, and no vectors of another grid give both; keep the model's own "
+            "size"
         )
 
     def init_own_weights(self, fresh: FreshWeights) -> None:
@@ -580,8 +588,7 @@ class QueryRelativePositionBias(GridTables):
         fresh.draw("positions", self.table)
 
 
-RELATIVE_POSITION_BIASES: dict[str, Callable[[PlainViTConfig], nn.Module | None]] = {
-    "none": lambda config: None,
+RELATIVE_POSITION_BIASES: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "table": TableRelativePositionBias,
     "mlp": MLPRelativePositionBias,
     "query": QueryRelativePositionBias,
@@ -590,5 +597,7 @@ RELATIVE_POSITION_BIASES: dict[str, Callable[[PlainViTConfig], nn.Module | None]
 
 def relative_position_bias(config: PlainViTConfig, shared: bool) -> nn.Module | None:
     """Return the bias that all blocks share, or a block's own; None if the config has no bias of this kind."""
-    kind = config.relative_position_bias if shared == config.relative_position_shared else "none"
-    return RELATIVE_POSITION_BIASES[kind](config)
+    chosen = config.relative_position_bias
+    if chosen is None or chosen["shared"] != shared:
+        return None
+    return RELATIVE_POSITION_BIASES[chosen["type"]](config)

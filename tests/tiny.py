@@ -29,7 +29,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "registers_last": {"num_register_tokens": 2, "register_tokens_last": True, "pooling": "mean"},
     "mask_token": {"use_mask_token": True},
     "linear_patches": {"patch_projection": "linear", "patch_pre_norm": True, "patch_post_norm": True},
-    "resnet": {"patch_projection": "resnet", "stem_depths": (1,), "patch_size": (8, 28)},
+    "resnet": {"resnet_stem": {"depths": (1,)}, "patch_size": (8, 28)},
     "clip": {"embedding_norm": True, "hidden_act": "quick_gelu", "patch_bias": False, "final_norm": "after_pooling"},
     "sincos": {
         "position_embedding_type": "sincos_2d", "position_embedding_on_prefix": False, "use_class_token": False,
@@ -43,27 +43,29 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "no_positions": {"position_embedding_type": "none"},
     "truncate": {"position_resampling": "truncate"},
     "rotary": {
-        "rotary_embedding_type": "axial", "rotary_axes": "xy", "rotary_offset": 1.0, "rotary_reference_grid": (5, 7),
+        "rope_parameters": {"rope_type": "axial", "axes": "xy", "offset": 1.0, "reference_grid": (5, 7)},
         "key_bias": False,
     },
     "rotary_centered": {
-        "rotary_embedding_type": "axial", "rotary_theta": 100.0, "rotary_coordinates": "centered",
-        "rotary_pairs": "halves", "rotary_frequencies": "period", "num_register_tokens": 2,
-        "position_embedding_type": "none",
+        "rope_parameters": {
+            "rope_type": "axial", "rope_theta": 100.0, "coordinates": "centered", "pairs": "halves",
+            "frequencies": "period",
+        },
+        "num_register_tokens": 2, "position_embedding_type": "none",
     },
-    "rotary_mixed": {"rotary_embedding_type": "mixed", "rotary_theta": 10.0, "rotary_dtype": "weights"},
-    "relative_table": {"relative_position_bias": "table", "position_embedding_type": "none"},
+    "rotary_mixed": {"rope_parameters": {"rope_type": "mixed", "rope_theta": 10.0, "dtype": "weights"}},
+    "relative_table": {"relative_position_bias": {"type": "table"}, "position_embedding_type": "none"},
     "relative_shared": {
-        "relative_position_bias": "table", "relative_position_shared": True, "use_class_token": False,
-        "pooling": "mean", "relative_position_resampling": "geometric",
+        "relative_position_bias": {"type": "table", "shared": True, "resampling": "geometric"},
+        "use_class_token": False, "pooling": "mean",
     },
     "relative_mlp": {
-        "relative_position_bias": "mlp", "relative_position_mlp_size": 30, "num_register_tokens": 2, "pooling": "mean",
+        "relative_position_bias": {"type": "mlp", "mlp_size": 30}, "num_register_tokens": 2, "pooling": "mean",
     },
     "relative_mlp_shared": {
-        "relative_position_bias": "mlp", "relative_position_mlp_size": 30, "relative_position_shared": True,
+        "relative_position_bias": {"type": "mlp", "mlp_size": 30, "shared": True},
     },
-    "relative_query": {"relative_position_bias": "query", "position_embedding_type": "none"},
+    "relative_query": {"relative_position_bias": {"type": "query"}, "position_embedding_type": "none"},
     "post_norm": {"block_type": "post_norm"},
     "parallel": {"block_type": "parallel", "qk_norm": "norm", "layer_scale_init_value": 0.3},
     "branches": {"block_type": "branches", "num_branches": 2, "layer_scale_init_value": 0.3},
@@ -79,7 +81,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "rms_all_heads": {"qk_norm": "rms_all_heads"},
     "shared_keys": {
         "num_attention_heads": 4, "num_key_value_heads": 2, "qk_norm": "norm", "layer_scale_init_value": 0.3,
-        "gain_on_mlp": False,
+        "layer_scale_on_mlp": False,
     },
     "wide_heads": {"head_dim": 12},
     "inner_norms": {"attention_inner_norm": True, "mlp_inner_norm": True},

@@ -6,6 +6,7 @@ python -m tools.tabulate_options
 import argparse
 import dataclasses
 import inspect
+import itertools
 import re
 import runpy
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from plain_vit import PlainViTConfig
+from plain_vit.configuration_plain_vit import GROUPS
 from plain_vit_command import SCRIPTS, parser
 
 ROOT = Path(__file__).parents[1]
@@ -20,12 +22,12 @@ OPTIONS, CONFIG = ROOT / "docs" / "reference" / "options.md", ROOT / "docs" / "r
 WRITTEN = "Written by `python -m tools.tabulate_options`."
 EXAMPLES = [*(script for script, *_ in SCRIPTS.values()), "extract_features", "predict"]
 Row = tuple[str, str, str]  # name, default, meaning
-# The first field of each group of the config, with the heading of the group.
-GROUPS = {
+# The first field of each section of the page, with its heading.
+SECTIONS = {
     "hidden_size": "Sizes",
     "use_class_token": "Tokens",
     "patch_projection": "Patches and position embeddings",
-    "rotary_embedding_type": "Positions in the attention",
+    "rope_parameters": "Positions in the attention",
     "block_type": "Blocks",
     "final_norm": "Pooling and classifier",
     "hidden_dropout_prob": "Dropout and initial weights",
@@ -77,23 +79,29 @@ def _option(field: dataclasses.Field[Any], hints: dict[str, Any]) -> Row:
 
 def config_page() -> str:
     """Return the page of the fields of the config."""
-    section = inspect.cleandoc(PlainViTConfig.__doc__ or "").partition("Args:\n")[2].partition("\nRaises:")[0]
-    found = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", section, re.MULTILINE)
-    said = {name: " ".join(text.split()) for name, text in found}
-    defaults = {field.name.lstrip("_"): field.default for field in dataclasses.fields(PlainViTConfig)}
+    rows = _fields(PlainViTConfig)
     parts = [
         "# Config",
         f"{WRITTEN} The fields of `PlainViTConfig`, beside those that every config of transformers has "
-        "(`num_labels`, `id2label`, `problem_type`, ...). Sizes are (height, width) in pixels; a number is a square.",
+        "(`num_labels`, `id2label`, `problem_type`, ...). Sizes are (height, width) in pixels; a number is a square. "
+        "Saved configs bind: every later version opens them with the same numbers.",
     ]
-    groups: list[list[Row]] = []
-    for name, text in said.items():
-        if name in GROUPS:
-            groups.append([])
-            parts += [f"## {GROUPS[name]}", ""]
-        groups[-1].append((f"`{name}`", _default(defaults[name]), text))
-        parts[-1] = _table("field", groups[-1])
+    starts = [*(number for number, (name, *_) in enumerate(rows) if name.strip("`") in SECTIONS), len(rows)]
+    for start, end in itertools.pairwise(starts):
+        parts += [f"## {SECTIONS[rows[start][0].strip('`')]}", _table("field", rows[start:end])]
+        for name, kind in GROUPS.items():
+            if f"`{name}`" in (row[0] for row in rows[start:end]):
+                text = inspect.cleandoc(kind.__doc__ or "").partition("\n\nArgs:")[0]
+                parts += [f"### {name}", text, _table("key", _fields(kind))]
     return "\n\n".join(parts) + "\n"
+
+
+def _fields(kind: type) -> list[Row]:
+    """Return the fields of a dataclass, with their defaults and the text of its docstring."""
+    section = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")[2].partition("\nRaises:")[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", section, re.MULTILINE)
+    defaults = {field.name.lstrip("_"): field.default for field in dataclasses.fields(kind)}
+    return [(f"`{name}`", _default(defaults[name]), " ".join(text.split())) for name, text in found]
 
 
 def _literal(hint: Any) -> tuple[Any, ...]:
@@ -110,7 +118,7 @@ def _choices(values: Any) -> str:
 def _default(value: Any) -> str:
     if value in (dataclasses.MISSING, argparse.SUPPRESS):
         return "required"
-    return "" if value is None or value == [] else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return "" if value is None or value in ([], ()) else f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def _table(head: str, rows: Sequence[Row]) -> str:

@@ -50,7 +50,7 @@ def patch_filters(model: nn.Module, count: int = 28) -> PatchFilters:
     if count < 1:
         raise AnalysisError(f"count is {count}: expected 1 or more principal components")
     vit = encoder(observed(model))
-    if vit.config.patch_projection == "resnet":
+    if vit.config.resnet_stem is not None:
         raise AnalysisError("the patch projection reads the features of a ResNet: it has no filters over pixels")
     if vit.config.patch_projection == "shifted":
         raise AnalysisError("the patch projection reads five images, moved by a pixel: it has no filters over one")
@@ -143,10 +143,12 @@ def relative_position_biases(model: nn.Module, grid_size: tuple[int, int] | None
     vit = encoder(observed(model))
     config = vit.config
     h, w = _grid(vit, grid_size)
-    if config.relative_position_bias == "none":
-        raise AnalysisError('the model adds no bias of relative positions (relative_position_bias="none")')
-    if config.relative_position_bias == "query":
-        raise AnalysisError('each query has biases of its own (relative_position_bias="query"): look at the attention')
+    if config.relative_position_bias is None:
+        raise AnalysisError("the model adds no bias of relative positions (relative_position_bias=None)")
+    if config.relative_position_bias["type"] == "query":
+        raise AnalysisError(
+            'each query has biases of its own (a relative_position_bias of type "query"): look at the attention'
+        )
     shape = 2 * h - 1, 2 * w - 1
     every = torch.arange(shape[0] * shape[1], device=vit.device).view(shape)
     modules: list[Any] = [vit, *(module for layer in vit.layers for module in layer.modules())]
@@ -203,14 +205,9 @@ def _positions(vit: PlainViTModel, grid_size: tuple[int, int]) -> tuple[torch.Te
     """Return the positions of the tokens before the patches, (P, D), and of the patches, (N, D), in float32."""
     positions = vit.embeddings.position_embeddings
     if positions is None:
-        config = vit.config
-        where = {
-            "position_embedding_type": config.position_embedding_type,
-            "rotary_embedding_type": config.rotary_embedding_type,
-            "relative_position_bias": config.relative_position_bias,
-        }
-        said = ", ".join(f'{field}="{value}"' for field, value in where.items())
-        raise AnalysisError(f"the model adds no position embeddings to its tokens ({said})")
+        places = [name for name in ("rope_parameters", "relative_position_bias") if getattr(vit.config, name)]
+        instead = f"; it has {' and '.join(places)}" if places else ""
+        raise AnalysisError(f'the model adds no position embeddings to its tokens (type "none"){instead}')
     try:
         with torch.no_grad():
             table = positions(grid_size, torch.empty(0, device=vit.device)).float().cpu()

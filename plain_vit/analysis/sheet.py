@@ -442,7 +442,7 @@ def _draw_positions(subject: Subject) -> Drawn:
     "What is added to the attention scores for each distance: the querying patch is in the middle of each map, and "
     "below it are the keys below it in the image. White is 0, red raises the score, blue lowers it. Of more than "
     "eight layers or heads an even selection is drawn.",
-    concerns=lambda subject: encoder(subject.model).config.relative_position_bias != "none",
+    concerns=lambda subject: encoder(subject.model).config.relative_position_bias is not None,
 )
 def _draw_biases(subject: Subject) -> Drawn:
     biases = relative_position_biases(subject.model, subject.layout.grid_size)

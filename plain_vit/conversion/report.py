@@ -67,8 +67,8 @@ class Report:
         """The names in `NO_TENSOR` that this model does not compute; only the source's class can confirm that."""
         if self.fits_reference or self.format == PlainViTConfig.model_type:
             return []
-        rotates = self.config.rotary_embedding_type != "none" or "rotary_embedding_type" in self.given_hints
-        return [name for name in NO_TENSOR if name != "rotary_embedding_type" or not rotates]
+        rotates = self.config.rope_parameters is not None or "rope_type" in self.given_hints
+        return [name for name in NO_TENSOR if name != "rope_type" or not rotates]
 
     @property
     def _why_absent(self) -> str:

@@ -7,7 +7,7 @@ from PIL import Image
 from transformers import PreTrainedConfig
 
 from ..configuration_plain_vit import PlainViTConfig
-from .tables.compare_modules import meaning_of
+from .tables.compare_modules import differing, meaning_of
 
 
 class Described(NamedTuple):
@@ -29,7 +29,7 @@ def unseen_differences(one: Described, other: Described) -> list[str]:
     processors for three images. Class names or an image processor that only one checkpoint has are not compared.
     """
     ours, theirs = (meaning_of(config) | _resampling(config) for config, _ in (one, other))
-    lines = [f"{name} is {ours[name]!r} and {theirs[name]!r}" for name in ours if ours[name] != theirs[name]]
+    lines = [f"{name} is {value!r} and {other_value!r}" for name, value, other_value in differing(ours, theirs)]
     problems = [config.problem_type or "single_label_classification" for config, _ in (one, other)]  # as in pipelines
     if problems[0] != problems[1]:
         lines.append(f"problem_type is {problems[0]!r} and {problems[1]!r}")
@@ -54,10 +54,11 @@ def class_names(config: PreTrainedConfig) -> list[str]:
 def _resampling(config: PlainViTConfig) -> dict[str, Any]:
     """Return how position tables are resampled for other image sizes; None without such tables."""
     tables = config.position_embedding_type in ("learned", "learned_2d", "factorized")
+    bias = config.relative_position_bias
     return {
         "position_resampling": config.position_resampling if tables else None,
-        "relative_position_resampling": (
-            config.relative_position_resampling if config.relative_position_bias in ("table", "query") else None
+        "relative_position_bias.resampling": (
+            bias["resampling"] if bias is not None and bias["type"] in ("table", "query") else None
         ),
     }
 

@@ -74,8 +74,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "post norm": {"block_type": "post_norm"},
     "sin-cos, dense patches": {"position_embedding_type": "sincos_2d", "position_embedding_on_prefix": False,
                                "patch_projection": "linear", "patch_pre_norm": True},
-    "rotary": {"rotary_embedding_type": "axial", "num_register_tokens": 1, "key_bias": False},
-    "relative": {"relative_position_bias": "table", "pooling": "mean", "final_norm": "after_pooling"},
+    "rotary": {"rope_parameters": {"rope_type": "axial"}, "num_register_tokens": 1, "key_bias": False},
+    "relative": {"relative_position_bias": {"type": "table"}, "pooling": "mean", "final_norm": "after_pooling"},
     "to the others": {"attention_type": "locality"},
     "one channel, norms, gains": {"num_channels": 1, "qk_norm": "norm", "layer_scale_init_value": 0.5},
 }  # fmt: skip
@@ -499,7 +499,7 @@ def test_position_similarity_is_the_cosine_and_sets_prefix_tokens_apart() -> Non
 @pytest.mark.parametrize("kind", ["table", "mlp"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_bias_is_what_its_distance_adds_to_the_score(kind: str, shared: bool) -> None:
-    fields = {"relative_position_bias": kind, "relative_position_shared": shared, "block_type": "branches"}
+    fields = {"relative_position_bias": {"type": kind, "shared": shared}, "block_type": "branches"}
     model = build(num_branches=2, **fields)
     biases = relative_position_biases(model, (5, 4))
     layers, heads = 2 * model.config.num_hidden_layers, model.config.num_attention_heads
@@ -539,7 +539,7 @@ def test_resampled_positions_are_those_that_the_model_adds() -> None:
 
 
 def test_hybrids_count_distances_in_pixels_of_the_image_and_have_no_filters_over_pixels() -> None:
-    model = build(patch_projection="resnet", stem_depths=(1,), image_size=(16, 24), patch_size=(8, 12))
+    model = build(resnet_stem={"depths": (1,)}, image_size=(16, 24), patch_size=(8, 12))
     pixels = images(model, size=(24, 36))
     layout = token_layout(model, pixels)
     assert (layout.grid_size, layout.patch_size) == ((3, 3), (8, 12))
@@ -806,8 +806,11 @@ def test_models_without_what_is_asked_for_are_refused() -> None:
         ),
         (lambda: patch_filters(build(), count=0), "count is 0"),
         (lambda: patch_filters(build(patch_projection="shifted")), "reads five images"),
-        (lambda: relative_position_biases(build("rotary")), 'relative_position_bias="none"'),
-        (lambda: relative_position_biases(build(relative_position_bias="query")), "each query has biases of its own"),
+        (lambda: relative_position_biases(build("rotary")), "relative_position_bias=None"),
+        (
+            lambda: relative_position_biases(build(relative_position_bias={"type": "query"})),
+            "each query has biases of its own",
+        ),
     ):
         with pytest.raises(AnalysisError, match=message):
             call()

@@ -507,7 +507,7 @@ def attack_options(rng: random.Random, bases: Path, place: Path) -> list[str]:
     base = rng.choice([*FILES, *FOLDERS])
     source = bases / FILES.get(base, base)
     options = ["--num-attention-heads", "--head-dim", "--attention-scale", "--layer-norm-eps", "--hidden-act",
-               "--pooling", "--block-type", "--norm-type", "--mlp-type", "--rotary-embedding-type", "--image-size",
+               "--pooling", "--block-type", "--norm-type", "--mlp-type", "--rope-type", "--image-size",
                "--patch-size", "--num-channels", "--architecture", "--layout", "--key", "--image-mean", "--image-std",
                "--revision", "--format", "--labels"]  # fmt: skip
     hints = SAID.get(base, [])

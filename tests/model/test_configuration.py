@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 import plain_vit
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel, configuration_plain_vit
 from plain_vit.attention_plain_vit import ATTENTIONS, QK_NORMS
-from plain_vit.configuration_plain_vit import AUTO_MAP, PRESETS
+from plain_vit.configuration_plain_vit import AUTO_MAP, GROUPS, PRESETS
 from plain_vit.heads_plain_vit import PATCH_PREDICTORS, POOLERS
 from plain_vit.initialization_plain_vit import INITIALIZATIONS
 from plain_vit.layers_plain_vit import NORMS, STEM_STYLES
@@ -66,11 +66,11 @@ IMPOSSIBLE: list[Any] = [
         "not combined with a distillation token",
     ),
     ({"patch_pre_norm": True}, 'set patch_projection="linear"'),
-    ({"stem_depths": (2,)}, 'set patch_projection="resnet"'),
-    ({"patch_projection": "resnet", "patch_size": (8, 28), "stem_depths": (1, 0)}, "at least one unit in each stage"),
-    ({"patch_projection": "resnet", "patch_size": (8, 14)}, "resolution by 4: patch_size .* must be a multiple"),
+    ({"resnet_stem": {"depths": (2,)}, "patch_projection": "linear"}, 'set patch_projection="conv"'),
+    ({"patch_size": (8, 28), "resnet_stem": {"depths": (1, 0)}}, "at least one unit in each stage"),
+    ({"resnet_stem": {}, "patch_size": (8, 14)}, "resolution by 4: patch_size .* must be a multiple"),
     (
-        {"patch_projection": "resnet", "patch_size": (8, 28), "drop_partial_patches": True},
+        {"resnet_stem": {}, "patch_size": (8, 28), "drop_partial_patches": True},
         "not combined with a ResNet stem",
     ),
     ({"position_embedding_type": "sincos_2d"}, "set position_embedding_on_prefix=False"),
@@ -104,30 +104,30 @@ IMPOSSIBLE: list[Any] = [
     ({"pooling": "class_attention", "use_class_token": False}, "are not combined with others by any source"),
     ({"pooling": "class_attention", "attention_type": "talking_heads"}, "has its own class token"),
     ({"pooling_num_layers": 2}, "set pooling_num_layers=None"),
-    ({"pooling": "query_block", "relative_position_bias": "table"}, "follows plain attention in every source"),
+    ({"pooling": "query_block", "relative_position_bias": {"type": "table"}}, "follows plain attention in every"),
     ({"attention_type": "locality", "attention_scale": 0.1}, "set attention_scale=None"),
     ({"attention_type": "locality", "use_class_token": False, "pooling": "mean"}, "set use_class_token=True"),
-    ({"attention_type": "re_attention", "rotary_embedding_type": "axial", "head_dim": 8}, "not combined with a rot"),
-    ({"attention_type": "locality", "relative_position_bias": "table"}, "not combined with a relative"),
+    ({"attention_type": "re_attention", "rope_parameters": {}, "head_dim": 8}, "not combined with a rot"),
+    ({"attention_type": "locality", "relative_position_bias": {"type": "table"}}, "not combined with a relative"),
     ({"num_key_value_heads": 3}, "that divides num_attention_heads 5"),
     ({"num_key_value_heads": [5, 1]}, "one for each of the 3 blocks"),
     ({"num_key_value_heads": [5, 1, 2]}, "that divides num_attention_heads 5"),
     ({"num_key_value_heads": 1, "attention_type": "differential"}, "num_key_value_heads=None"),
     ({"num_key_value_heads": 1, "attention_type": "re_attention"}, "num_key_value_heads=None"),
     ({"num_key_value_heads": 1, "qk_norm": "rms_all_heads"}, 'take qk_norm None or "norm"'),
-    ({"num_key_value_heads": 1, "rotary_embedding_type": "mixed"}, "set num_key_value_heads=None"),
+    ({"num_key_value_heads": 1, "rope_parameters": {"rope_type": "mixed"}}, "set num_key_value_heads=None"),
     ({"attention_type": "differential", "qk_norm": "rms_all_heads"}, 'takes qk_norm None or "norm"'),
-    ({"gain_on_mlp": False}, "set layer_scale_init_value"),
-    ({"gain_on_mlp": False, "layer_scale_init_value": 0.1, "block_type": "parallel"}, 'type "sequential"'),
+    ({"layer_scale_on_mlp": False}, "set layer_scale_init_value"),
+    ({"layer_scale_on_mlp": False, "layer_scale_init_value": 0.1, "block_type": "parallel"}, 'type "sequential"'),
     ({"pooling": "map", "num_attention_heads": 3, "head_dim": 8}, "choose a head count that divides it"),
     ({"pooling": "query", "pooling_num_attention_heads": 3}, "choose a head count that divides it"),
     ({"pooling_num_attention_heads": 2}, "set pooling_num_attention_heads=None"),
     ({"pooling": "query", "pooling_intermediate_size": 9}, "set pooling_intermediate_size=None"),
     ({"reconstruction_target": "mean_color", "num_channels": 5}, "at most 4 channels, not 5"),
-    ({"pixel_mean": [0.5, 0.4]}, "one for each of the 3 channels"),
-    ({"pixel_std": (0.5, 0.4)}, "one for each of the 3 channels"),
-    ({"pixel_std": 0}, "a positive standard deviation"),
-    ({"pixel_mean": [0.5, math.nan, 0.5]}, "a pixel value from 0 to 1"),
+    ({"image_mean": [0.5, 0.4]}, "one for each of the 3 channels"),
+    ({"image_std": (0.5, 0.4)}, "one for each of the 3 channels"),
+    ({"image_std": 0}, "a positive standard deviation"),
+    ({"image_mean": [0.5, math.nan, 0.5]}, "a pixel value from 0 to 1"),
     ({"attention_scale": 0.0}, "a positive number"),
     ({"id2label": {0: "\ud800"}}, r"names label 0 '\\ud800': expected a string"),
     pytest.param({"id2label": {0: 3}}, "names label 0 3: expected a string", marks=CHECKED_THERE),
@@ -135,7 +135,7 @@ IMPOSSIBLE: list[Any] = [
     pytest.param({"id2label": ["cat", "dog"]}, "expected a dict", marks=CHECKED_THERE),
     ({"num_labels": 10**9}, "at most 500000"),
     ({"num_hidden_layers": 500, "num_branches": 3, "block_type": "branches"}, "more than 1000 blocks"),
-    ({"patch_projection": "resnet", "stem_depths": [1] * 2000}, "a list of 2000 entries make more than 1000 blocks"),
+    ({"resnet_stem": {"depths": [1] * 2000}}, "a list of 2000 entries make more than 1000 blocks"),
     ({"image_size": (2**15, 2**14)}, "at most 268435456 pixels"),
     ({"out_indices": [0] * 100_000}, "names 100000 stages: there are 4"),
     ({"out_indices": [4]}, "valid indices"),
@@ -211,14 +211,21 @@ def choices(annotation: Any) -> set[str | None]:
     return {None, *get_args(literals[0])} if literals else set()
 
 
-CHOICES = {name: found for name, hint in PlainViTConfig.__annotations__.items() if (found := choices(hint))}
+HINTS = {
+    **PlainViTConfig.__annotations__,
+    **{f"{group}.{key}": hint for group, kind in GROUPS.items() for key, hint in kind.__annotations__.items()},
+}
+CHOICES = {name: found for name, hint in HINTS.items() if (found := choices(hint))}
 
 
 @pytest.mark.parametrize("field", sorted(CHOICES))
 def test_an_unknown_choice_is_refused_with_the_known_ones(field: str) -> None:
+    group, _, key = field.partition(".")
+    given: Any = {key: "no such thing"} if key else "no such thing"
     with pytest.raises(StrictDataclassFieldValidationError) as caught:
-        tiny_config(**{field: "no such thing"})
-    assert field in str(caught.value)
+        tiny_config(**{group: given})
+    assert group in str(caught.value)
+    assert (key or field) in str(caught.value)
     assert all(str(choice) in str(caught.value) for choice in CHOICES[field] if choice is not None)
 
 
@@ -230,19 +237,19 @@ def test_a_value_of_the_wrong_type_is_refused(fields: dict[str, Any]) -> None:
 
 def test_every_choice_has_its_implementation_and_every_implementation_its_choice() -> None:
     tables: dict[str, dict[Any, Any]] = {
-        "patch_projection": PATCH_EMBEDDINGS, "stem_style": STEM_STYLES,
-        "position_embedding_type": POSITION_EMBEDDINGS, "rotary_embedding_type": ROTARY_EMBEDDINGS,
-        "relative_position_bias": RELATIVE_POSITION_BIASES,
+        "patch_projection": PATCH_EMBEDDINGS, "resnet_stem.style": STEM_STYLES,
+        "position_embedding_type": POSITION_EMBEDDINGS, "rope_parameters.rope_type": ROTARY_EMBEDDINGS,
+        "relative_position_bias.type": RELATIVE_POSITION_BIASES,
         "block_type": LAYERS,
         "norm_type": NORMS, "attention_type": ATTENTIONS, "qk_norm": QK_NORMS, "mlp_type": MLPS, "pooling": POOLERS,
         "initialization": INITIALIZATIONS, "reconstruction_target": PATCH_PREDICTORS,
     }  # fmt: skip
     assert {field: set(table) for field, table in tables.items()} == {field: CHOICES[field] for field in tables}
     # Choices without a class: strings that one function reads, and a position that the model reads.
-    alternatives = {f"rotary_{name}" for name in ("coordinates", "axes", "pairs", "frequencies", "dtype")}
+    alternatives = {f"rope_parameters.{name}" for name in ("coordinates", "axes", "pairs", "frequencies", "dtype")}
     assert (
         CHOICES.keys() - tables.keys()
-        == {"position_resampling", "relative_position_resampling", "final_norm"} | alternatives
+        == {"position_resampling", "relative_position_bias.resampling", "final_norm"} | alternatives
     )
 
 

@@ -143,7 +143,7 @@ def now(root: Path, then: Any, saved_again: Path) -> dict[str, dict[str, torch.T
 
 def test_every_version_keeps_the_code_that_it_saved() -> None:
     assert {path.name for path in GOLDEN.glob("code-*.zip")} == {f"code-{version}.zip" for version in VERSIONS}
-    assert sum(path.stat().st_size for path in GOLDEN.glob("code-*.zip")) < 50_000 * len(VERSIONS)
+    assert sum(path.stat().st_size for path in GOLDEN.glob("code-*.zip")) < 80_000 * len(VERSIONS)
 
 
 @pytest.mark.slow

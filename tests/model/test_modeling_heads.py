@@ -216,7 +216,7 @@ def test_mean_colors_and_their_loss_are_those_of_vit_pytorch() -> None:
     mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
     config = tiny_config(
         image_size=(24, 56), patch_size=8, use_mask_token=True, reconstruction_target="mean_color",
-        pixel_mean=mean, pixel_std=std,
+        image_mean=mean, image_std=std,
     )  # fmt: skip
     model = randomized(PlainViTForMaskedImageModeling(config))
     peer = MPPLoss(patch_size=8, channels=3, output_channel_bits=3, max_pixel_val=1.0, mean=mean, std=std)
@@ -229,7 +229,7 @@ def test_mean_colors_and_their_loss_are_those_of_vit_pytorch() -> None:
 
 
 def test_a_painted_color_is_read_as_itself() -> None:
-    config = tiny_config(use_mask_token=True, reconstruction_target="mean_color", pixel_mean=[0.2, 0.3, 0.4])
+    config = tiny_config(use_mask_token=True, reconstruction_target="mean_color", image_mean=[0.2, 0.3, 0.4])
     decoder = randomized(PlainViTForMaskedImageModeling(config)).decoder
     colors = torch.randint(8**3, (2, 3, 4))
     image = decoder.paint(colors, torch.zeros(()))

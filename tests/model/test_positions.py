@@ -14,7 +14,6 @@ from plain_vit.conversion import to_checkpoint
 from plain_vit.errors import ExportError
 from plain_vit.positions_plain_vit import (
     RELATIVE_POSITION_BIASES,
-    ROTARY_EMBEDDINGS,
     AxialRotaryEmbedding,
     Distances,
     MixedRotaryEmbedding,
@@ -23,6 +22,7 @@ from plain_vit.positions_plain_vit import (
     distances_of,
     resample_distances,
     resample_positions,
+    rotary_embedding,
 )
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
@@ -31,7 +31,7 @@ ROTARY = [name for name in VARIATIONS if name.startswith("rotary")]
 
 
 def rotations(config: PlainViTConfig, grid: tuple[int, int] = (3, 4)) -> list[Rotation]:
-    module = randomize_(ROTARY_EMBEDDINGS[config.rotary_embedding_type](config)).eval()
+    module = randomize_(rotary_embedding(config)).eval()
     return module(grid, torch.zeros(1), None)
 
 
@@ -46,7 +46,7 @@ def rotated_by_complex_numbers(heads: torch.Tensor, angles: torch.Tensor, halves
 @pytest.mark.parametrize("name", ROTARY)
 def test_rotation_multiplies_pairs_of_channels_as_complex_numbers(name: str) -> None:
     config = tiny_config(**VARIATIONS[name])
-    module = randomize_(ROTARY_EMBEDDINGS[config.rotary_embedding_type](config)).eval()
+    module = randomize_(rotary_embedding(config)).eval()
     assert isinstance(module, AxialRotaryEmbedding)
     heads, prefix = torch.randn(2, 5, config.num_prefix_tokens + 12, 8), config.num_prefix_tokens
     angles = module.angles(module.coordinates((3, 4), torch.device("cpu")))
@@ -55,13 +55,17 @@ def test_rotation_multiplies_pairs_of_channels_as_complex_numbers(name: str) -> 
     for rotation, one in zip(found, angles * (3 // len(angles)), strict=True):
         turned = rotation.rotate(heads)
         assert torch.equal(turned[:, :, :prefix], heads[:, :, :prefix])
-        expected = rotated_by_complex_numbers(heads[:, :, prefix:], one, config.rotary_pairs == "halves")
+        expected = rotated_by_complex_numbers(
+            heads[:, :, prefix:], one, config.group("rope_parameters")["pairs"] == "halves"
+        )
         assert difference(turned[:, :, prefix:], expected) < 1e-6
         assert torch.equal(rotation.rotate(heads[:, :, :5]), turned[:, :, :5])  # the first tokens only
 
 
 def test_axial_angles_are_those_of_row_and_column() -> None:
-    config = tiny_config(rotary_embedding_type="axial", rotary_theta=100.0, use_class_token=False, pooling="mean")
+    config = tiny_config(
+        rope_parameters={"rope_type": "axial", "rope_theta": 100.0}, use_class_token=False, pooling="mean"
+    )
     angles = rotations(config)[0].cos.acos()  # small positive angles
     for patch in (0, 5, 11):
         row, column = divmod(patch, 4)
@@ -81,7 +85,7 @@ def test_scores_depend_on_distances_alone() -> None:
     fields = {"use_class_token": False, "pooling": "mean", "position_embedding_type": "none"}
     outputs = []
     for offset, theta in ((0.0, 100.0), (3.0, 100.0), (0.0, 50.0)):
-        config = tiny_config(rotary_embedding_type="axial", rotary_offset=offset, rotary_theta=theta, **fields)
+        config = tiny_config(rope_parameters={"rope_type": "axial", "offset": offset, "rope_theta": theta}, **fields)
         model = randomize_(PlainViTModel(config).eval())
         outputs.append(model(pixels()).pooler_output.detach())
     assert difference(outputs[1], outputs[0]) < 1e-5
@@ -90,7 +94,7 @@ def test_scores_depend_on_distances_alone() -> None:
 
 def test_a_model_without_blocks_has_no_rotations() -> None:
     for kind in ("axial", "mixed"):
-        config = tiny_config(rotary_embedding_type=kind, num_hidden_layers=0)
+        config = tiny_config(rope_parameters={"rope_type": kind}, num_hidden_layers=0)
         assert PlainViTModel(config)(pixels()).last_hidden_state.isfinite().all()
 
 
@@ -127,25 +131,25 @@ def test_dropped_patches_leave_the_rotations_of_the_others(name: str) -> None:
 
 
 def test_coordinates_move_in_training_alone_and_within_their_limits() -> None:
-    config = tiny_config(rotary_embedding_type="axial", rotary_coordinates="centered")
+    config = tiny_config(rope_parameters={"rope_type": "axial", "coordinates": "centered"})
     fixed = AxialRotaryEmbedding(config).coordinates((2, 4), torch.device("cpu"))
-    limits = {"rotary_shift": 0.25, "rotary_jitter": 1.5, "rotary_rescale": 2.0}
+    limits = {"shift": 0.25, "jitter": 1.5, "rescale": 2.0}
     for name, limit in limits.items():
-        config = tiny_config(rotary_embedding_type="axial", rotary_coordinates="centered", **{name: limit})
+        config = tiny_config(rope_parameters={"coordinates": "centered", name: limit})
         module = AxialRotaryEmbedding(config)
         assert torch.equal(module.eval().coordinates((2, 4), torch.device("cpu")), fixed)
         drawn = torch.stack([module.train().coordinates((2, 4), torch.device("cpu")) for _ in range(300)])
-        moved = drawn - fixed if name == "rotary_shift" else (drawn / fixed).log()
-        most = limit if name == "rotary_shift" else math.log(limit)
+        moved = drawn - fixed if name == "shift" else (drawn / fixed).log()
+        most = limit if name == "shift" else math.log(limit)
         assert torch.allclose(moved, moved[:, :1].expand_as(moved), atol=1e-5)  # the same for all patches
         assert 0.9 * most < moved.abs().max() <= most * 1.0001
         both = torch.allclose(moved[..., 0], moved[..., 1], atol=1e-5)
-        assert both == (name == "rotary_rescale")
+        assert both == (name == "rescale")
 
 
 def test_mixed_frequencies_start_axial_and_turned() -> None:
     torch.manual_seed(1)
-    config = tiny_config(rotary_embedding_type="mixed", rotary_theta=10.0)
+    config = tiny_config(rope_parameters={"rope_type": "mixed", "rope_theta": 10.0})
     frequencies = PlainViTModel(config).rotary_embedding.frequencies.detach()
     assert frequencies.shape == (2, 3, 5, 4)
     lengths = frequencies.norm(dim=0)
@@ -168,7 +172,7 @@ def test_mixed_frequencies_learn() -> None:
 
 def test_only_the_dtype_of_the_weights_rounds_cosines() -> None:
     for dtype, expected in (("weights", torch.bfloat16), ("float32", torch.float32)):
-        config = tiny_config(rotary_embedding_type="axial", rotary_dtype=dtype)
+        config = tiny_config(rope_parameters={"rope_type": "axial", "dtype": dtype})
         rotation = AxialRotaryEmbedding(config)((3, 4), torch.zeros(1, dtype=torch.bfloat16), None)[0]
         assert rotation.cos.dtype == rotation.sin.dtype == expected
         assert rotation.rotate(torch.randn(1, 5, 13, 8).bfloat16()).dtype == torch.bfloat16
@@ -177,18 +181,18 @@ def test_only_the_dtype_of_the_weights_rounds_cosines() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"rotary_embedding_type": "axial", "attention_type": "differential"}, "differential"),
-        ({"rotary_embedding_type": "axial", "head_dim": 6}, "multiple of 4"),
+        ({"rope_parameters": {"rope_type": "axial"}, "attention_type": "differential"}, "differential"),
+        ({"rope_parameters": {"rope_type": "axial"}, "head_dim": 6}, "multiple of 4"),
         (
-            {"rotary_embedding_type": "axial", "num_register_tokens": 2, "register_tokens_last": True},
+            {"rope_parameters": {"rope_type": "axial"}, "num_register_tokens": 2, "register_tokens_last": True},
             "put the registers first",
         ),
-        ({"rotary_embedding_type": "mixed", "rotary_coordinates": "centered"}, '"mixed" rotation learns'),
-        ({"rotary_coordinates": "centered", "rotary_reference_grid": (3, 4)}, "the same for every grid"),
-        ({"rotary_theta": 0}, "a positive number"),
-        ({"rotary_jitter": 0.5}, "at least 1"),
-        ({"rotary_reference_grid": [3]}, "expected patches"),
-        ({"rotary_reference_grid": (0, 4)}, "expected patches"),
+        ({"rope_parameters": {"rope_type": "mixed", "coordinates": "centered"}}, '"mixed" rotation learns'),
+        ({"rope_parameters": {"coordinates": "centered", "reference_grid": (3, 4)}}, "the same for every grid"),
+        ({"rope_parameters": {"rope_theta": 0}}, "a positive number"),
+        ({"rope_parameters": {"jitter": 0.5}}, "at least 1"),
+        ({"rope_parameters": {"reference_grid": [3]}}, "expected patches"),
+        ({"rope_parameters": {"reference_grid": (0, 4)}}, "expected patches"),
     ],
 )
 def test_rotations_without_a_meaning_are_refused(fields: dict, text: str) -> None:
@@ -212,7 +216,11 @@ def on(config: PlainViTConfig, grid_size: tuple[int, int] = (3, 4)) -> Distances
 @pytest.mark.parametrize("name", RELATIVE)
 def test_a_bias_belongs_to_a_distance_and_a_head(name: str) -> None:
     config = tiny_config(**VARIATIONS[name])
-    bias = randomize_(RELATIVE_POSITION_BIASES[config.relative_position_bias](config)).eval()(on(config)).detach()
+    bias = (
+        randomize_(RELATIVE_POSITION_BIASES[config.group("relative_position_bias")["type"]](config))
+        .eval()(on(config))
+        .detach()
+    )
     prefix = config.num_prefix_tokens
     assert bias.shape == (5, prefix + 12, prefix + 12)
     found: dict[tuple[int, int], torch.Tensor] = {}
@@ -261,7 +269,7 @@ def test_blocks_share_a_bias_or_have_their_own(name: str) -> None:
 @pytest.mark.parametrize("resampling", ["bilinear", "geometric"])
 @pytest.mark.parametrize("grid", [(5, 6), (2, 3), (3, 9), (1, 4)])
 def test_tables_of_other_grids_keep_the_distances_of_the_class_token(resampling: str, grid: tuple[int, int]) -> None:
-    config = tiny_config(**VARIATIONS["relative_table"], relative_position_resampling=resampling)
+    config = tiny_config(relative_position_bias={"resampling": resampling}, position_embedding_type="none")
     module = randomize_(RELATIVE_POSITION_BIASES["table"](config))
     bias = module(on(config, grid)).detach()
     assert bias.shape == (5, 1 + grid[0] * grid[1], 1 + grid[0] * grid[1])
@@ -272,7 +280,7 @@ def test_tables_of_other_grids_keep_the_distances_of_the_class_token(resampling:
 
 
 def test_geometric_resampling_is_timms() -> None:
-    config = tiny_config(**VARIATIONS["relative_table"], relative_position_resampling="geometric")
+    config = tiny_config(relative_position_bias={"resampling": "geometric"}, position_embedding_type="none")
     module = randomize_(RELATIVE_POSITION_BIASES["table"](config))
     for h, w in ((5, 6), (7, 12), (2, 3), (3, 9)):
         shape = (2 * h - 1) * (2 * w - 1) + 3, 5
@@ -282,7 +290,7 @@ def test_geometric_resampling_is_timms() -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"use_class_token": False, "pooling": "mean"}])
 def test_the_papers_bias_is_the_product_of_query_and_offset(fields: dict) -> None:
-    config = tiny_config(relative_position_bias="query", **fields)
+    config = tiny_config(relative_position_bias={"type": "query"}, **fields)
     module = randomize_(QueryRelativePositionBias(config))
     prefix, table = config.num_prefix_tokens, module.table.detach()
     query = torch.randn(2, 5, prefix + 12, config.attention_shape[1])
@@ -302,7 +310,7 @@ def test_the_papers_bias_is_the_product_of_query_and_offset(fields: dict) -> Non
 
 @pytest.mark.parametrize("grid", [(5, 6), (2, 3), (3, 9), (1, 4)])
 def test_vectors_of_offsets_are_resampled_by_distance(grid: tuple[int, int]) -> None:
-    config = tiny_config(relative_position_bias="query", use_class_token=False, pooling="mean")
+    config = tiny_config(relative_position_bias={"type": "query"}, use_class_token=False, pooling="mean")
     module = randomize_(QueryRelativePositionBias(config))
     height, width = grid
     query = torch.randn(1, 5, height * width, config.attention_shape[1])
@@ -319,7 +327,7 @@ def test_vectors_of_offsets_are_resampled_by_distance(grid: tuple[int, int]) -> 
 
 
 def test_vectors_of_offsets_are_resampled_geometrically_as_timm_does_it() -> None:
-    config = tiny_config(relative_position_bias="query", relative_position_resampling="geometric")
+    config = tiny_config(relative_position_bias={"type": "query", "resampling": "geometric"})
     module = randomize_(QueryRelativePositionBias(config))
     width = config.attention_shape[1]
     rows = [4 * down + across + 11 for down in range(-2, 3) for across in range(-3, 4)]
@@ -362,7 +370,7 @@ def test_attention_adds_the_papers_bias_to_its_scores() -> None:
 )
 def test_no_package_has_the_papers_relative_positions(target: str, name: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 40, "num_attention_heads": 5, "intermediate_size": 80, "num_hidden_layers": 2}
-    config = PlainViTConfig(image_size=32, patch_size=8, relative_position_bias="query", **sizes)
+    config = PlainViTConfig(image_size=32, patch_size=8, relative_position_bias={"type": "query"}, **sizes)
     kind = PlainViTModel if target == "open_clip" else PlainViTForImageClassification  # CLIP has no classifier
     model = kind(config)
     with pytest.raises(ExportError, match="relative_position_bias"):
@@ -389,20 +397,20 @@ def test_kernels_that_cannot_add_a_bias_are_refused(implementation: str) -> None
 )
 def test_biases_without_a_meaning_are_refused(fields: dict, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        tiny_config(relative_position_bias="table", **fields)
+        tiny_config(relative_position_bias={"type": "table"}, **fields)
 
 
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"relative_position_shared": True}, "vectors in each block"),
-        ({"rotary_embedding_type": "axial"}, "vectors in each block"),
+        ({"relative_position_bias": {"type": "query", "shared": True}}, "vectors in each block"),
+        ({"rope_parameters": {"rope_type": "axial"}}, "vectors in each block"),
         ({"num_register_tokens": 2}, "rows for a class token only"),
     ],
 )
 def test_the_papers_bias_is_refused_beside_what_no_source_combines_with_it(fields: dict, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        tiny_config(relative_position_bias="query", **fields)
+        tiny_config(**{"relative_position_bias": {"type": "query"}, **fields})
 
 
 # Added to the tokens

@@ -107,7 +107,7 @@ for _title, _changes, _raises, _says in [
     ("a million layers", {"num_hidden_layers": 10**6}, UnsafeFileError, "expected at most 1000"),
     ("a billion labels", {"id2label": None, "label2id": None, "num_labels": 10**9}, UnsafeFileError, "num_labels"),
     ("a billion branches", {"block_type": "branches", "num_branches": 10**9}, UnsafeFileError, "num_branches"),
-    ("a billion blocks of a stem", {"patch_projection": "resnet", "stem_depths": [10**9]}, UnsafeFileError, "stem"),
+    ("a billion blocks of a stem", {"resnet_stem": {"depths": [10**9]}}, UnsafeFileError, "depths"),
     ("images of a billion pixels", {"image_size": [8 * 10**8, 14 * 10**8]}, UnsafeFileError, "image_size"),
     ("a grid that the patches do not divide", {"patch_size": 5}, CheckpointError, "not a multiple of patch_size"),
     ("heads that do not divide the width", {"num_attention_heads": 7, "head_dim": None}, CheckpointError, "7"),
@@ -190,7 +190,7 @@ _QKV = "blocks.1.attn.qkv.weight"
 _TOLD = (
     *("--num-attention-heads", "3", "--attention-scale", "head_dim**-0.5", "--layer-norm-eps", "1e-6"),
     *("--hidden-act", "gelu", "--pooling", "cls", "--block-type", "sequential"),
-    *("--rotary-embedding-type", "none", "--image-size", "32"),
+    *("--rope-type", "none", "--image-size", "32"),
 )
 for _title, _change, _raises, _says in [
     ("fused q, k and v that are transposed", _put(_QKV, lambda t: t.T), MappingError, "qkv"),

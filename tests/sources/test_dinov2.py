@@ -73,7 +73,7 @@ def timms(kind: str) -> Any:
 def hints(kind: str) -> dict[str, Any]:
     _, gated, _ = KINDS[kind]
     gate = {"mlp_type": "swiglu_packed", "hidden_act": "silu"} if gated else {"hidden_act": "gelu"}
-    return {**HINTS, **gate, "rotary_embedding_type": "none"}
+    return {**HINTS, **gate, "rope_type": "none"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

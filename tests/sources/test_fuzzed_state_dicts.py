@@ -174,7 +174,7 @@ def truths(module: Any) -> dict[str, Any]:
         "norm_type": {"LayerNorm": "layer_norm", "RmsNorm": "rms_norm"}.get(type(norm).__name__),
         "mlp_type": mlp_types[type(mlp).__name__] if mlp is not None else "mlp",
         "position_embedding_type": "none" if module.pos_embed is None else "learned",
-        "rotary_embedding_type": None if rotary else "none",
+        "rope_type": None if rotary else "none",
         "image_size": tuple(module.patch_embed.img_size),
     }
 

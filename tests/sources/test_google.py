@@ -106,9 +106,9 @@ def test_every_layout_gives_the_numbers_of_the_published_equations(tmp_path: Pat
     record({**source_record(kind, scanned), "logits": max(found.values())})
     assert isinstance(converted.model, PlainViTModel if kind == "siglip" else PlainViTForImageClassification)
     config = converted.model.config
-    assert (config.patch_projection == "resnet") == ("hybrid" in kind)
+    assert (config.resnet_stem is not None) == ("hybrid" in kind)
     if "hybrid" in kind:
-        assert (config.stem_depths, config.stem_style) == (fields["stem"], "google")
+        assert config.resnet_stem == {"depths": fields["stem"], "style": "google"}
 
 
 def test_shapes_tell_the_geometry(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ SIZES = {"image_size": (15, 28), "patch_size": (5, 7)}
 SOURCES = {
     "timm": Source(lambda: tiny_timm("vit_tiny_patch16_224"), "head", (48, 80), {
         "num_attention_heads": 7, "attention_scale": "head_dim**-0.5", "layer_norm_eps": 1e-6, "hidden_act": "gelu",
-        "pooling": "cls", "block_type": "sequential", "rotary_embedding_type": "none", "image_size": (48, 80),
+        "pooling": "cls", "block_type": "sequential", "rope_type": "none", "image_size": (48, 80),
     }),
     "vit_pytorch": Source(tiny_vit_pytorch, "mlp_head", (15, 28), {"num_attention_heads": 3, **SIZES}, SIZES),
     "SimpleViT": Source(lambda: tiny_vit_pytorch(vit_pytorch.SimpleViT), "linear_head", (15, 28), {
@@ -235,7 +235,7 @@ def test_a_tower_of_timm_in_a_clip_opens_without_its_head(tmp_path: Path) -> Non
     settled = {
         "num_attention_heads": 1, "attention_scale": "head_dim**-0.5", "layer_norm_eps": 1e-6, "hidden_act": "gelu",
         "pooling": "mean", "pool_prefix_tokens": False, "block_type": "sequential",
-        "rotary_embedding_type": "none", "image_size": 160,
+        "rope_type": "none", "image_size": 160,
     }  # fmt: skip
     with pytest.raises(Exception, match="no projection .*--drop head"):
         from_checkpoint(tmp_path / "clip.pt", **settled)

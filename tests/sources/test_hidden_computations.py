@@ -92,7 +92,7 @@ def merged(x: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
 
 
 SECRETS = [
-    Secret("rotary_embedding_type", heads=rotated),
+    Secret("rope_type", heads=rotated),
     Secret("computed_positions", tokens=lambda x, grid: x + sines(x, grid)),
     Secret("overlapping_patches", stride=2),
     Secret("attention_mask", scores=within),
@@ -219,7 +219,7 @@ def timm_case(draw: random.Random) -> Case:
         "hidden_act": "gelu",
         "pooling": "cls" if prefix else "mean",
         "position_embedding_type": "none",
-        "rotary_embedding_type": "none",
+        "rope_type": "none",
     }
 
     def tokens(pixels: torch.Tensor) -> torch.Tensor:

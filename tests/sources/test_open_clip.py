@@ -352,7 +352,7 @@ def test_a_bare_file_with_a_model_of_timm_opens_by_its_name(name: str, tmp_path:
         from_checkpoint(path)
     pooling = {"token": "cls", "avg": "mean"}[TRUNKS[name]["timm_pool"]]
     said = {"num_attention_heads": 2, "attention_scale": "head_dim**-0.5", "layer_norm_eps": 1e-6, "hidden_act": "gelu"}
-    said |= {"pooling": pooling, "block_type": "sequential", "rotary_embedding_type": "none", "image_size": 160}
+    said |= {"pooling": pooling, "block_type": "sequential", "rope_type": "none", "image_size": 160}
     said |= {} if pooling == "cls" else {"pool_prefix_tokens": False}
     opened = from_checkpoint(path, **said)
     pixel_values = pixels_of(trunk_settings(name))

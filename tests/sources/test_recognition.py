@@ -45,7 +45,7 @@ HINTS: dict[str, dict[str, Any]] = {
 def google_file(folder: Path) -> Path:
     config = PlainViTConfig(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, image_size=16, patch_size=4,
-        num_labels=5, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6, stem_style="google", initialization="google",
+        num_labels=5, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6, initialization="google",
         position_resampling="bilinear_align_corners",
     )  # fmt: skip
     to_checkpoint(PlainViTForImageClassification(config), folder / "google.npz", format="google")

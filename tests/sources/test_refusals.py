@@ -305,7 +305,7 @@ def with_truth(words: list[str], truth: Mapping[str, Any], out: Path) -> list[st
 # Models of timm for which OTHER_CODE has names.
 PLAIN: dict[str, Any] = {
     "num_attention_heads": 3, "attention_scale": "head_dim**-0.5", "layer_norm_eps": 1e-6, "hidden_act": "gelu",
-    "pooling": "cls", "pool_prefix_tokens": False, "block_type": "sequential", "rotary_embedding_type": "none",
+    "pooling": "cls", "pool_prefix_tokens": False, "block_type": "sequential", "rope_type": "none",
     "image_size": (16, 20), "norm_type": "layer_norm", "mlp_type": "mlp",
 }  # fmt: skip
 # Families that errors may claim for files of other code.
@@ -398,7 +398,7 @@ def check_timm(file: str, name: str, folder: Path) -> None:
     if file in NAMELESS and refusal.startswith("Ambiguous"):  # a question without a true answer for its rotation
         error = said_of(path)[1]
         assert isinstance(error, AmbiguousCheckpointError)
-        assert error.candidates["rotary_embedding_type"] == ("none",)
+        assert error.candidates["rope_type"] == ("none",)
         assert "architecture" not in error.candidates
         assert any("rope" in part for part, _ in module.named_modules())
     path.unlink()

@@ -377,14 +377,17 @@ def test_other_models_of_timm_are_refused_by_name(make: Callable[[], nn.Module],
         ({"final_norm": "both", "block_type": "branches"}, "final_norm"),
         ({"representation_size": 30}, "representation_size"),
         ({"use_distillation_token": True, "num_register_tokens": 2}, "a distillation token with registers"),
-        ({"rotary_embedding_type": "axial", "rotary_frequencies": "period"}, "rotary_frequencies"),
-        ({"rotary_embedding_type": "mixed", "rotary_offset": 1.0}, "rotary_offset"),
-        ({"rotary_embedding_type": "axial", "hidden_act": "relu"}, "hidden_act"),
-        ({"rotary_embedding_type": "axial", "position_resampling": "bilinear"}, "position_resampling"),
+        ({"rope_parameters": {"rope_type": "axial", "frequencies": "period"}}, "rope_parameters.frequencies"),
+        ({"rope_parameters": {"rope_type": "mixed", "offset": 1.0}}, "rope_parameters.offset"),
+        ({"rope_parameters": {"rope_type": "axial"}, "hidden_act": "relu"}, "hidden_act"),
+        ({"rope_parameters": {"rope_type": "axial"}, "position_resampling": "bilinear"}, "position_resampling"),
         ({"key_bias": False, "mlp_bias": False}, "mlp_bias"),
-        ({"relative_position_bias": "mlp", "position_embedding_type": "learned"}, "position_embedding_type"),
-        ({"relative_position_bias": "mlp", "num_register_tokens": 2, "position_embedding_type": "none"}, "register"),
-        ({"relative_position_bias": "table", "key_bias": False, "mlp_bias": False}, "mlp_bias"),
+        ({"relative_position_bias": {"type": "mlp"}, "position_embedding_type": "learned"}, "position_embedding_type"),
+        (
+            {"relative_position_bias": {"type": "mlp"}, "num_register_tokens": 2, "position_embedding_type": "none"},
+            "register",
+        ),
+        ({"relative_position_bias": {"type": "table"}, "key_bias": False, "mlp_bias": False}, "mlp_bias"),
     ],
     ids=str,
 )
@@ -395,7 +398,7 @@ def test_what_no_class_of_timm_expresses_is_refused_by_the_nearest(fields: dict[
 
 EXPRESSIBLE = ["plain", "deit", "registers", "post_norm", "branches", "rms", "differential", "inner_norms", "swiglu",
                "swiglu_packed", "mean", "max", "mean_max", "map", "no_pooling", "no_positions"]  # fmt: skip
-RELATIVE_TABLE = {"relative_position_bias": "table", "position_embedding_type": "none"}
+RELATIVE_TABLE = {"relative_position_bias": {"type": "table"}, "position_embedding_type": "none"}
 EVA_LAYOUTS = (None, "eva", "eva_separate")
 SEPARATE = (None, "eva_separate")  # fewer keys than queries
 
@@ -404,18 +407,18 @@ SEPARATE = (None, "eva_separate")  # fewer keys than queries
     ("fields", "kind", "layouts"),
     [
         *((VARIATIONS[name], VisionTransformer, (None,)) for name in EXPRESSIBLE),
-        ({"rotary_embedding_type": "axial", "rotary_theta": 100.0, "rotary_axes": "xy", "rotary_offset": 1.0}, Eva,
+        ({"rope_parameters": {"rope_type": "axial", "rope_theta": 100.0, "axes": "xy", "offset": 1.0}}, Eva,
          EVA_LAYOUTS),
-        ({"rotary_embedding_type": "mixed", "rotary_dtype": "weights", "num_register_tokens": 2}, Eva, EVA_LAYOUTS),
+        ({"rope_parameters": {"rope_type": "mixed", "dtype": "weights"}, "num_register_tokens": 2}, Eva, EVA_LAYOUTS),
         ({"key_bias": False, "final_norm": "both"}, Eva, EVA_LAYOUTS),
-        ({"num_key_value_heads": (5, 1, 1), "layer_scale_init_value": 0.3, "gain_on_mlp": False}, Eva, SEPARATE),
-        ({"num_key_value_heads": 1, "qkv_bias": False, "rotary_embedding_type": "axial"}, Eva, SEPARATE),
+        ({"num_key_value_heads": (5, 1, 1), "layer_scale_init_value": 0.3, "layer_scale_on_mlp": False}, Eva, SEPARATE),
+        ({"num_key_value_heads": 1, "qkv_bias": False, "rope_parameters": {"rope_type": "axial"}}, Eva, SEPARATE),
         ({"pooling": "map", "pool_prefix_tokens": True, "pooling_num_attention_heads": 2,
           "pooling_intermediate_size": 9}, Eva, EVA_LAYOUTS),
-        ({"relative_position_bias": "table", "key_bias": False}, Beit, (None,)),
+        ({"relative_position_bias": {"type": "table"}, "key_bias": False}, Beit, (None,)),
         ({**RELATIVE_TABLE, "key_bias": False}, Beit, (None,)),
         (RELATIVE_TABLE, VisionTransformerRelPos, (None,)),
-        ({**RELATIVE_TABLE, "relative_position_bias": "mlp", "relative_position_shared": True},
+        ({**RELATIVE_TABLE, "relative_position_bias": {"type": "mlp", "shared": True}},
          VisionTransformerRelPos, (None,)),
     ],
     ids=str,

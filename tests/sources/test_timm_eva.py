@@ -60,7 +60,7 @@ def test_patches_that_are_dropped_lose_their_rotation_too() -> None:
 def test_a_cast_model_of_one_size_opens_with_rounded_sines_and_one_of_any_size_without() -> None:
     for dynamic, kept in ((False, "weights"), (True, "float32")):
         module = tiny_timm("eva02_tiny_patch14_224", dynamic_img_size=dynamic)
-        assert from_module(module.to(torch.bfloat16)).config.rotary_dtype == kept
+        assert from_module(module.to(torch.bfloat16)).config.rope_parameters["dtype"] == kept
 
 
 def test_a_reference_finds_the_architecture_among_those_that_fit(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_reference_finds_the_architecture_among_those_that_fit(tmp_path: Path)
     with torch.no_grad():
         reference = pixels_for(module), module(pixels_for(module))
     model = from_checkpoint(path, reference=reference).model
-    assert model.config.rotary_coordinates == "centered"
+    assert model.config.rope_parameters["coordinates"] == "centered"
 
 
 def test_tensors_that_a_plain_model_has_too_are_asked_for_with_both() -> None:

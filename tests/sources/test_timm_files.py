@@ -81,7 +81,7 @@ def test_that_the_rest_of_an_image_is_cut_is_said_where_no_config_says_it(tmp_pa
     found = from_checkpoint(
         tmp_path / "model.safetensors", num_attention_heads=2, image_size=30, layer_norm_eps=1e-6, pooling="map",
         hidden_act="gelu_pytorch_tanh", attention_scale="head_dim**-0.5", block_type="sequential",
-        rotary_embedding_type="none",
+        rope_type="none",
     )  # fmt: skip
     assert found.model.config.drop_partial_patches
     assert "drop_partial_patches = True" in str(found.report)
@@ -382,7 +382,7 @@ FULL: dict[str, Any] = {
     "pooling": "cls",
     "pool_prefix_tokens": False,
     "block_type": "sequential",
-    "rotary_embedding_type": "none",
+    "rope_type": "none",
 }
 
 
@@ -562,26 +562,26 @@ def test_a_rotation_that_a_published_model_may_have_is_asked_for(tmp_path: Path)
     path = save_bare(rotated, tmp_path / "rotated.safetensors")  # names and shapes of DeiT III
     asked = asked_of(rotated.state_dict())
     assert {"deit3_small_patch16_224", "vit_small_patch16_rope_ape_224"} <= set(asked.candidates["architecture"])
-    assert asked.otherwise["rotary_embedding_type"] == ("none",)
+    assert asked.otherwise["rope_type"] == ("none",)
     said = {**FULL, "num_attention_heads": 6, "image_size": 224, "position_embedding_type": "learned"}
-    del said["rotary_embedding_type"], said["block_type"]  # LayerScale shows the latter
-    with pytest.raises(AmbiguousCheckpointError, match="rotation of queries and keys(?s:.*)rotary_embedding_type= 'no"):
+    del said["rope_type"], said["block_type"]  # LayerScale shows the latter
+    with pytest.raises(AmbiguousCheckpointError, match="rotation of queries and keys(?s:.*)rope_type= 'no"):
         from_checkpoint(path, **said)
     opened = from_checkpoint(path, architecture="vit_small_patch16_rope_ape_224")
-    assert opened.model.config.rotary_embedding_type == "axial"
+    assert opened.model.config.rope_parameters["rope_type"] == "axial"
     assert max(stage_differences(rotated, opened.model, pixels_for(rotated)).values()) == 0.0
-    assert NO_TENSOR["rotary_embedding_type"] not in str(opened.report)
-    other = from_checkpoint(path, **said, rotary_embedding_type="none")
-    assert NO_TENSOR["rotary_embedding_type"] not in str(other.report)  # reported as given by the caller
-    assert "rotary_embedding_type = 'none', from the caller" in str(other.report)
+    assert NO_TENSOR["rope_type"] not in str(opened.report)
+    other = from_checkpoint(path, **said, rope_type="none")
+    assert NO_TENSOR["rope_type"] not in str(other.report)  # reported as given by the caller
+    assert "rope_type = 'none', from the caller" in str(other.report)
     with pytest.raises(CheckpointError, match="more settings than its type. Give the architecture"):
-        from_checkpoint(path, **said, rotary_embedding_type="axial")
+        from_checkpoint(path, **said, rope_type="axial")
 
 
 def test_a_missing_table_is_no_evidence_that_there_are_no_positions(tmp_path: Path) -> None:
     module = tiny_timm("vit_tiny_patch16_224", pos_embed="none")
     path, asked = save_bare(module, tmp_path / "vit.safetensors"), asked_of(module.state_dict())
-    assert {"position_embedding_type", "rotary_embedding_type"} <= asked.candidates.keys()
+    assert {"position_embedding_type", "rope_type"} <= asked.candidates.keys()
     assert "sines and cosines, a rotation of queries and keys" in str(asked)
     said = {**FULL, "image_size": (48, 80)}
     with pytest.raises(CheckpointError, match="save it with the other tensors, as pos_embed of shape"):
@@ -750,7 +750,7 @@ def test_losses_and_metrics_beside_a_model_are_ignored_and_listed(tmp_path: Path
     state = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
     torch.save({"state_dict": state | LEFT_BY_TRAINING, "epoch": 3}, tmp_path / "last.ckpt")
     said = {"num_attention_heads": 7, "attention_scale": "head_dim**-0.5", "layer_norm_eps": 1e-6, "hidden_act": "gelu",
-            "pooling": "cls", "block_type": "sequential", "rotary_embedding_type": "none",
+            "pooling": "cls", "block_type": "sequential", "rope_type": "none",
             "image_size": image_size("vit_base_patch16_224")}  # fmt: skip
     opened = from_checkpoint(tmp_path / "last.ckpt", **said)
     assert opened.report.ignored == dict.fromkeys(LEFT_BY_TRAINING, "of a loss or a metric of the training")

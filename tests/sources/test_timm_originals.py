@@ -157,7 +157,7 @@ def changed(tensors: Tensors, name: str, value: torch.Tensor | None) -> Tensors:
     ("case", "change", "said"),
     [
         ("vit_small_patch16_dinov3_qkvb", lambda t: changed(t, "rope_embed.periods", torch.tensor([1.0, 7.0])),
-         "periods are not those of rotary_theta=100"),
+         "periods are not those of rope_theta=100"),
         ("vit_small_patch16_dinov3_qkvb", lambda t: changed(t, "blocks.1.attn.qkv.bias_mask", torch.ones(168)),
          "keys have a bias"),
         ("vit_small_patch16_dinov3", lambda t: changed(t, "blocks.1.attn.qkv.bias", torch.ones(168)), "_qkvb"),

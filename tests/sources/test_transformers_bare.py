@@ -30,7 +30,7 @@ from tests.sources.truthful import truth_among
 from tests.tiny import difference
 
 # Settings that no tensor shows and that are not asked but reported; here they are not the defaults.
-ASSUMED = {"DINOv3ViTModel": "rotary_theta", "Sapiens2Model": "rotary_theta", "ViTModel": "representation_act"}
+ASSUMED = {"DINOv3ViTModel": "rope_theta", "Sapiens2Model": "rope_theta", "ViTModel": "representation_act"}
 
 
 def bare_file(module: Any, folder: Path) -> Path:

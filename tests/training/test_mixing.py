@@ -180,8 +180,8 @@ def test_model_drops_the_same_branches_and_patches_however_the_batch_is_divided(
 
 
 def test_coordinates_of_rotary_positions_move_with_the_step_alone():
-    limits = {"rotary_shift": 0.5, "rotary_jitter": 1.5, "rotary_rescale": 2.0}
-    model = PlainViTForImageClassification(tiny_config(rotary_embedding_type="axial", **limits)).train()
+    limits = {"shift": 0.5, "jitter": 1.5, "rescale": 2.0}
+    model = PlainViTForImageClassification(tiny_config(rope_parameters=limits)).train()
     places = Places(seed=5)
     assert draw_by_place(model, places) >= 1
     seen: list[torch.Tensor] = []

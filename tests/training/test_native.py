@@ -174,7 +174,7 @@ def test_options_for_images_of_one_size_are_refused(run):
 MODELS = {
     "a distillation token": {"use_distillation_token": True},
     "register_tokens_last": {"num_register_tokens": 2, "register_tokens_last": True},
-    "relative position bias": {"relative_position_bias": "table"},
+    "relative position bias": {"relative_position_bias": {"type": "table"}},
     "8 x 4 pixels": {"patch_size": (8, 4)},
     "patch_dropout_prob": {"patch_dropout_prob": 0.2},
     "the positions of other places": {"position_resampling": "truncate"},

@@ -87,8 +87,8 @@ def test_a_block_computes_what_it_would_with_weights_in_bfloat16() -> None:
 
 VARIATIONS = {
     "plain": {},
-    "rotary": {"rotary_embedding_type": "axial", "position_embedding_type": "none"},
-    "relative": {"relative_position_bias": "table"},
+    "rotary": {"rope_parameters": {"rope_type": "axial"}, "position_embedding_type": "none"},
+    "relative": {"relative_position_bias": {"type": "table"}},
     "swiglu": {"mlp_type": "swiglu"},
 }
 

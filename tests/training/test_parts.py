@@ -360,10 +360,9 @@ POSITIONS = [
     *({"position_embedding_type": kind, "position_resampling": way} for kind in values_of("position_embedding_type")
       for way in values_of("position_resampling") if way != "truncate"),
     {"position_embedding_type": "learned", "position_resampling_to_square": True},
-    *({"relative_position_bias": kind, "relative_position_resampling": way, "relative_position_shared": shared}
-      for kind in values_of("relative_position_bias") for way in values_of("relative_position_resampling")
-      for shared in (False, True) if kind != "query"),
-    *({"rotary_embedding_type": kind, "head_dim": 4} for kind in values_of("rotary_embedding_type")),
+    *({"relative_position_bias": {"type": kind, "resampling": way, "shared": shared}}
+      for kind in ("table", "mlp") for way in ("bilinear", "geometric") for shared in (False, True)),
+    *({"rope_parameters": {"rope_type": kind}, "head_dim": 4} for kind in ("axial", "mixed")),
 ]  # fmt: skip
 
 
@@ -378,12 +377,13 @@ def saved_vit(folder, **fields):
 
 
 QUICK = ["learned-bilinear", "learned_2d-bilinear_antialias", "factorized-bilinear_align_corners", "none-bicubic",
-         "none-bilinear-False", "table-bilinear-True"]  # fmt: skip
+         "table-bilinear-True"]  # fmt: skip
 OF_ROTATIONS = POSITIONS[-2:]
 
 
 def name_of(fields):
-    return "-".join(map(str, fields.values()))
+    values = [part for value in fields.values() for part in (value.values() if isinstance(value, dict) else [value])]
+    return "-".join(map(str, values))
 
 
 @pytest.mark.slow(quick=QUICK)
@@ -408,7 +408,7 @@ def test_positions_of_every_kind_are_resampled_once_for_the_training_size(fields
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"relative_position_bias": "query"}, "keep the model's own size"),
+        ({"relative_position_bias": {"type": "query"}}, "keep the model's own size"),
         ({"position_embedding_type": "learned_2d", "position_resampling_to_square": True}, "give a square size"),
         ({"position_embedding_type": "factorized", "position_resampling": "truncate"}, "cannot grow a table"),
     ],

@@ -55,7 +55,6 @@ HIDDEN_ACT = "gelu_pytorch_tanh"
 FIXED_FIELDS: dict[str, Any] = {
     "hidden_act": HIDDEN_ACT,
     "layer_norm_eps": EPS,
-    "stem_style": "google",
     "position_resampling": "bilinear_align_corners",  # scipy.ndimage.zoom of order 1
     "initialization": "google",
 }
@@ -78,7 +77,7 @@ POOLED_BY = {"cls": "its class token", "map": "its MAPHead_0"}
 # Fields that a file determines.
 FILE_FIELDS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size", "image_size",
-    "patch_size", "num_channels", "patch_projection", "stem_depths", "use_class_token", "representation_size",
+    "patch_size", "num_channels", "resnet_stem", "use_class_token", "representation_size",
     "num_labels",
 )  # fmt: skip
 
@@ -233,7 +232,7 @@ def stem_rows(config: PlainViTConfig, layout: Layout) -> list[Row]:
     """Return the rows of a hybrid's ResNet, where stages and units are counted from 1."""
     ours = "vit.embeddings.patch_embeddings"
     parts = {("conv_root", "gn_root"): (f"{ours}.conv", f"{ours}.norm")}
-    for stage, depth in enumerate(config.stem_depths):
+    for stage, depth in enumerate(config.group("resnet_stem")["depths"]):
         for unit in range(depth):
             there, here = f"block{stage + 1}/unit{unit + 1}", f"{ours}.stages.{stage}.{unit}"
             for n in (1, 2, 3):
@@ -380,6 +379,7 @@ class GoogleFormat(Format):
         fields = {
             **FIXED_FIELDS,
             **{name: getattr(config, name) for name in FILE_FIELDS},
+            "resnet_stem": config.resnet_stem and {**config.resnet_stem, "style": "google"},
             "position_embedding_type": "learned" if learned else "sincos_2d",
             "position_embedding_on_prefix": learned and config.position_embedding_on_prefix,
             "pooling": _pooling_of(config),
@@ -439,8 +439,7 @@ def _geometry(shapes: Mapping[str, tuple[int, ...]], layout: Layout) -> dict[str
         "intermediate_size": shapes[f"{block}/{mlp}/Dense_0/kernel"][-1],
         "num_channels": shapes["conv_root/kernel" if hybrid else "embedding/kernel"][2],
         "patch_size": (kernel[0] * stride, kernel[1] * stride),
-        "patch_projection": "resnet" if hybrid else "conv",
-        "stem_depths": stem_depths,
+        "resnet_stem": {"depths": stem_depths, "style": "google"} if hybrid else None,
     }
 
 

@@ -4,7 +4,7 @@ import copy
 import enum
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,9 +22,8 @@ ORDERED = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 # Fields without a counterpart in other packages. They do not affect a trained model at its native size.
 NEUTRAL_FIELDS = {
-    "initialization", "initializer_range", "zero_init_classifier", "reconstruction_target", "pixel_mean", "pixel_std",
+    "initialization", "initializer_range", "zero_init_classifier", "reconstruction_target", "image_mean", "image_std",
     "apply_layernorm", "reshape_hidden_states", "_out_features", "_out_indices", "position_resampling",
-    "relative_position_resampling",
 }  # fmt: skip
 
 
@@ -172,10 +171,19 @@ def lost_fields(config: PlainViTConfig, read_back: Callable[[], PlainViTConfig])
         again = read_back()
     except ValueError as error:
         return [str(error)]
-    ours, theirs = meaning_of(config), meaning_of(again)
     return [
-        f"{name}={ours[name]!r} (there it would be {theirs[name]!r})" for name in ours if ours[name] != theirs[name]
+        f"{name}={ours!r} (there it would be {theirs!r})"
+        for name, ours, theirs in differing(meaning_of(config), meaning_of(again))
     ]
+
+
+def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name and both values of each field that differs; keys of a group are named "group.key"."""
+    for name, value in ours.items():
+        if isinstance(value, dict) and isinstance(theirs[name], dict):
+            yield from ((f"{name}.{key}", one, other) for key, one, other in differing(value, theirs[name]))
+        elif value != theirs[name]:
+            yield name, value, theirs[name]
 
 
 def meaning_of(config: PlainViTConfig) -> dict[str, Any]:
@@ -183,9 +191,8 @@ def meaning_of(config: PlainViTConfig) -> dict[str, Any]:
     fields = {name: getattr(config, name) for name in PlainViTConfig.__annotations__ if name not in NEUTRAL_FIELDS}
     head_dim = config.head_dim or 0
     fields["num_labels"] = config.num_labels
-    if config.patch_projection != "resnet":
-        # The other two projections compute the same, from the same weights in another order.
-        fields["patch_projection"] = fields["stem_style"] = None
+    if config.patch_projection != "shifted":
+        fields["patch_projection"] = None  # the other two compute the same, from the same weights in another order
     fields["representation_act"] = config.representation_act if config.representation_size else None
     fields["representation_bias"] = config.representation_bias if config.representation_size else None
     attends = config.pooling in ("map", "query", "prr")
@@ -196,8 +203,9 @@ def meaning_of(config: PlainViTConfig) -> dict[str, Any]:
     fields["pooling_num_layers"] = config.pooling_depth if config.pooling == "class_attention" else None
     fields["key_bias"] = config.qkv_bias and config.key_bias
     fields["register_tokens_last"] = config.register_tokens_last and config.num_register_tokens > 0
-    if config.relative_position_bias != "mlp":
-        fields["relative_position_mlp_size"] = None
+    if (bias := config.relative_position_bias) is not None:
+        unused = {"resampling"} if bias["type"] == "mlp" else {"resampling", "mlp_size"}
+        fields["relative_position_bias"] = {**bias, **dict.fromkeys(unused)}
     if fields["attention_scale"] is None:
         fields["attention_scale"] = (head_dim // 2 if config.attention_type == "differential" else head_dim) ** -0.5
     if fields["embedding_dropout_prob"] is None:

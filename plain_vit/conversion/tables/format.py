@@ -108,7 +108,7 @@ class Hints:
         norm_type: As in the config, "layer_norm" or "rms_norm".
         mlp_type: As in the config, such as "mlp" or "swiglu_packed" (the first half of its first layer is the gate).
         position_embedding_type: As in the config, such as "learned", a table added to the tokens.
-        rotary_embedding_type: "none" if queries and keys are not rotated, which no tensor shows. For a model with
+        rope_type: "none" if queries and keys are not rotated, which no tensor shows. For a model with
             rotary embeddings, give its `architecture`.
         position_embedding_on_prefix: Whether the position table has rows for the tokens before the patches.
         image_size: Native input size in pixels, an int or (height, width).
@@ -139,7 +139,7 @@ class Hints:
     norm_type: Annotated[str | None, _choices("norm_type")] = None
     mlp_type: Annotated[str | None, _choices("mlp_type")] = None
     position_embedding_type: Annotated[str | None, _choices("position_embedding_type")] = None
-    rotary_embedding_type: Annotated[str | None, _choices("rotary_embedding_type")] = None
+    rope_type: Annotated[str | None, _one_of(("none", "axial", "mixed"))] = None
     position_embedding_on_prefix: Annotated[bool | None, FLAG] = None
     image_size: Annotated[Size | None, SIZE] = None
     patch_size: Annotated[Size | None, SIZE] = None
@@ -180,12 +180,12 @@ NEUTRAL = ("key", "image_mean", "image_std", "drop", "id2label")
 UNPROVEN = (
     *UNSEEN,
     *(name for name in HINTS if name not in (*UNSEEN, *NEUTRAL)),
-    *("head", "rotary_theta", "representation_act"),
+    *("head", "rope_theta", "representation_act"),
 )
 # `NO_TENSOR`: computations without parameters. They are assumed to be absent, except for rotary embeddings that an
 # architecture is known to have.
 NO_TENSOR = {
-    "rotary_embedding_type": "a rotation of queries and keys",
+    "rope_type": "a rotation of queries and keys",
     "computed_positions": "positions that are computed and added",
     "overlapping_patches": "patches that overlap",
     "attention_mask": "windows or masks of the attention",
@@ -246,7 +246,7 @@ def unused_hints(hints: Hints, description: Description) -> list[str]:
         **{name: pair(size) for name in ("image_size", "patch_size") if (size := getattr(hints, name)) is not None},
     }
     found: dict[str, Any] = {
-        **{name: getattr(config, name) for name in HINTS if hasattr(config, name) and name != "id2label"},
+        **{name: getattr(config, name) for name in HINTS if hasattr(config, name) and name not in NEUTRAL},
         "attention_scale": default_scale if config.attention_scale is None else config.attention_scale,
         "image_size": config.image_shape,
         "patch_size": config.patch_shape,

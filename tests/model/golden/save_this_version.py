@@ -27,7 +27,8 @@ def main() -> None:
     labels = {0: "ant", 1: "bee", 2: "cat"}
     config = PlainViTConfig(
         hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, image_size=(12, 24),
-        patch_size=(4, 6), num_register_tokens=1, layer_scale_init_value=0.5, use_mask_token=True, id2label=labels,
+        patch_size=(4, 6), num_register_tokens=1, layer_scale_init_value=0.5, use_mask_token=True,
+        rope_parameters={"rope_theta": 100.0}, id2label=labels,
         label2id={name: number for number, name in labels.items()},
     )  # fmt: skip
     model = PlainViTForImageClassification(config)

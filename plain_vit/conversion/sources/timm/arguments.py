@@ -212,9 +212,7 @@ def _joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "intermediate_size": width // 2 if given["mlp_layer"] == "SwiGLUPacked" else width,
         "drop_partial_patches": any(pixels % patch for pixels, patch in sides),
-        "patch_projection": "conv" if given["stem_depths"] is None else "resnet",
-        "stem_depths": tuple(given["stem_depths"] or ()),
-        "stem_style": "timm",
+        "resnet_stem": None if given["stem_depths"] is None else {"depths": given["stem_depths"], "style": "timm"},
         "patch_bias": not given["pre_norm"],
         "patch_post_norm": given["embed_norm_layer"] is not None,
         "position_resampling": "bicubic_antialias",
@@ -292,7 +290,7 @@ def _joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
     parallel, differential = config.block_type == "parallel", config.attention_type == "differential"
     dropout, norm = config.embedding_dropout_prob, timm_name_for(NORMS, config.norm_type)
     joint: dict[str, Any] = {
-        "stem_depths": tuple(config.stem_depths) if config.patch_projection == "resnet" else None,
+        "stem_depths": None if config.resnet_stem is None else config.resnet_stem["depths"],
         "mlp_ratio": ratio_of(
             config.intermediate_size * (2 if config.mlp_type == "swiglu_packed" else 1), config.hidden_size
         ),

@@ -391,7 +391,7 @@ def _full_hints(config: PlainViTConfig, hints: Hints, known: Mapping[str, Any]) 
         "image_size": config.image_shape,
     }
     if known["pos_embed"] == "none":
-        full |= {"position_embedding_type": "none", "rotary_embedding_type": "none"}
+        full |= {"position_embedding_type": "none", "rope_type": "none"}
     if prefix_of(known):
         full["pool_prefix_tokens"] = config.pool_prefix_tokens
     said = {name: value for name, value in hints.given().items() if name not in ("architecture", "layout", "key")}
@@ -421,7 +421,7 @@ def settled_by_hints(known: Mapping[str, Any], rows: int | None, hints: Hints, a
     names, sizes = fitting(known, rows, hints)
     asked = {name: detail.open[name] for name in ASKED if name in detail.open}
     message = "the tensors do not show everything that changes the logits; give"
-    if rows is None and asked.keys() & {"position_embedding_type", "rotary_embedding_type"}:
+    if rows is None and asked.keys() & {"position_embedding_type", "rope_type"}:
         message = (
             "the tensors do not show everything that changes the logits, such as positions: there is no table of "
             "them, and code may compute them (sines and cosines, a rotation of queries and keys). Give the "
@@ -439,7 +439,7 @@ def settled_by_hints(known: Mapping[str, Any], rows: int | None, hints: Hints, a
 
 ASKED = (
     *("num_attention_heads", "attention_scale", "layer_norm_eps", "hidden_act", "pooling", "pool_prefix_tokens"),
-    *("block_type", "norm_type", "mlp_type", "position_embedding_type", "rotary_embedding_type", "image_size"),
+    *("block_type", "norm_type", "mlp_type", "position_embedding_type", "rope_type", "image_size"),
 )
 
 
@@ -521,7 +521,7 @@ class _Detail:
             block = self.ask("block_type", ["sequential", "post_norm"])
             arguments["block_fn"] = "ResPostBlock" if block == "post_norm" else "Block"
         if known["stem_depths"] is not None:
-            self.infer("stem_style", "timm", "timm's hybrids of a ResNet-V2, the only one there")
+            self.infer("resnet_stem.style", "timm", "timm's hybrids of a ResNet-V2, the only one there")
 
     def _pooling(self) -> None:
         known, hints, arguments = self.known, self.hints, self.settled.arguments
@@ -559,10 +559,10 @@ class _Detail:
 
     def _rotation(self) -> None:
         # Some published models with rotary embeddings have the same names and shapes as models without.
-        said = self.ask("rotary_embedding_type", ["none"])
+        said = self.ask("rope_type", ["none"])
         if said not in (None, "none"):
             raise CheckpointError(
-                f"rotary_embedding_type={said!r}: a rotation has more settings than its type. Give the architecture of "
+                f"rope_type={said!r}: a rotation has more settings than its type. Give the architecture of "
                 "timm that has it, or convert the live module with from_module"
             )
 

@@ -615,7 +615,7 @@ class TimmFormat(Format):
                 [f"the model takes {input_size} (C, H, W), the image processor makes {prepared}"],
             )
         labels = config.num_labels or 0
-        stem_depths = tuple(config.stem_depths) if config.patch_projection == "resnet" else None
+        stem_depths = None if config.resnet_stem is None else config.resnet_stem["depths"]
         names = [config.id2label[index] for index in range(labels)]  # type: ignore[index]
         described = {
             "architecture": architecture,

@@ -175,7 +175,7 @@ def kernel_row(config: PlainViTConfig) -> Row:
 
 def rows_of(config: PlainViTConfig) -> list[Row]:
     """Return the table of tensors for this model."""
-    root = "patch_embed.backbone.stem" if config.stem_depths else "patch_embed.backbone"
+    root = "patch_embed.backbone.stem" if config.group("resnet_stem")["depths"] else "patch_embed.backbone"
     stem = [Row(f"{root}.{name}", f"vit.embeddings.patch_embeddings.{name}") for name in ("conv", "norm")]
     return [kernel_row(config), *stem, *STEM_ROWS, *EMBEDDING_ROWS, *BLOCK_ROWS[config.block_type](config), *HEAD_ROWS]
 

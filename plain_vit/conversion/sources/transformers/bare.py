@@ -43,7 +43,7 @@ FC1, REGISTERS = f"{LAYER}.mlp.fc1.weight", "vit.embeddings.register_tokens"
 SCORES = (f"{LAYER}.attention.relative_position_bias.table", "vit.relative_position_bias.table")
 TOKENS = ("vit.embeddings.cls_token", "vit.embeddings.distillation_token")
 # Settings that affect outputs but no tensor, by our fields. The defaults of the class are assumed.
-ASSUMED = {"rotary_theta": "rope_theta", "representation_act": "pooler_act"}
+ASSUMED = {"rope_theta": "rope_theta", "representation_act": "pooler_act"}
 EITHER_MLP = [PlainViTConfig(mlp_type=kind) for kind in ("mlp", "swiglu")]
 
 

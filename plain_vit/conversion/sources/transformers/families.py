@@ -367,12 +367,14 @@ DINOV3_SETTINGS = {
     "layer_scale_init_value": "layerscale_value",
     "drop_path_rate": "drop_path_rate",
     "num_register_tokens": "num_register_tokens",
-    "rotary_theta": "rope_theta",
-    "rotary_shift": "pos_embed_shift",
-    "rotary_jitter": "pos_embed_jitter",
-    "rotary_rescale": "pos_embed_rescale",
     "apply_layernorm": "apply_layernorm",
     "reshape_hidden_states": "reshape_hidden_states",
+}
+DINOV3_ROPE = {
+    "rope_theta": "rope_theta",
+    "shift": "pos_embed_shift",
+    "jitter": "pos_embed_jitter",
+    "rescale": "pos_embed_rescale",
 }
 SAPIENS2_SETTINGS = {
     **DINOV3_SETTINGS,
@@ -548,6 +550,13 @@ def _read_dinov3(settings: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": settings["hidden_size"] // settings["num_attention_heads"],
         "key_bias": settings["key_bias"],
         "mlp_type": "swiglu" if settings["use_gated_mlp"] else "mlp",
+        "rope_parameters": {
+            "rope_type": "axial",
+            "coordinates": "centered",
+            "pairs": "halves",
+            "dtype": "weights",
+            **{ours: settings[theirs] for ours, theirs in DINOV3_ROPE.items()},
+        },
         **{f"_out_{name}": settings.get(f"out_{name}") for name in ("features", "indices")},
     }
 
@@ -559,6 +568,7 @@ def _write_dinov3(config: PlainViTConfig) -> dict[str, Any]:
         "key_bias": config.qkv_bias and config.key_bias,
         "use_gated_mlp": config.mlp_type == "swiglu",
         "layerscale_value": 1.0 if gain is None else gain,
+        **{theirs: config.group("rope_parameters")[ours] for ours, theirs in DINOV3_ROPE.items()},
         **{name: getattr(config, name) for name in ("out_features", "out_indices")},
     }
 
@@ -587,8 +597,7 @@ def _read_beit(settings: Mapping[str, Any]) -> dict[str, Any]:
         **_read_head_dim(settings),
         "layer_scale_init_value": gain if gain > 0 else None,
         "position_embedding_type": "learned" if settings["use_absolute_position_embeddings"] else "none",
-        "relative_position_bias": "table" if own or shared else "none",
-        "relative_position_shared": bool(shared),
+        "relative_position_bias": {"type": "table", "shared": bool(shared)} if own or shared else None,
         "pooling": "mean" if mean else "cls",
         "final_norm": "after_pooling" if mean else "before_pooling",
         **{f"_out_{name}": settings.get(f"out_{name}") for name in ("features", "indices")},
@@ -596,13 +605,13 @@ def _read_beit(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_beit(config: PlainViTConfig) -> dict[str, Any]:
-    table, gain = config.relative_position_bias == "table", config.layer_scale_init_value
+    bias, gain = config.relative_position_bias, config.layer_scale_init_value
     return {
         **_write_head_dim(config),
         "layer_scale_init_value": 0.0 if gain is None else float(gain),
         "use_absolute_position_embeddings": config.position_embedding_type == "learned",
-        "use_relative_position_bias": table and not config.relative_position_shared,
-        "use_shared_relative_position_bias": table and config.relative_position_shared,
+        "use_relative_position_bias": bias is not None and not bias["shared"],
+        "use_shared_relative_position_bias": bias is not None and bias["shared"],
         "use_mean_pooling": config.pooling == "mean",
     }
 
@@ -705,14 +714,13 @@ DINOV3 = Family(
     [replace(row, source=str(row.source).removeprefix("model."))
      for row in DINOV3_ROWS if str(row.source).startswith("model.")],
     DINOV3_SETTINGS,
-    {"position_embedding_type": "none", "rotary_embedding_type": "axial", "rotary_coordinates": "centered",
-     "rotary_pairs": "halves", "rotary_dtype": "weights"},
-    {**STAGES, **dict.fromkeys(("value_bias", "key_bias", "use_gated_mlp"), "read"),
+    {"position_embedding_type": "none"},
+    {**STAGES, **dict.fromkeys(("value_bias", "key_bias", "use_gated_mlp", *DINOV3_ROPE.values()), "read"),
      "return_class_token": "adds class tokens to the maps of a backbone"}, _read_dinov3, _write_dinov3,
 )  # fmt: skip
 SAPIENS2 = Family(
     "sapiens2", SAPIENS2_ROWS, SAPIENS2_ON_DISK, SAPIENS2_SETTINGS,
-    {**DINOV3.fixed, "norm_type": "rms_norm", "gain_on_mlp": False},
+    {**DINOV3.fixed, "norm_type": "rms_norm", "layer_scale_on_mlp": False},
     {
         **DINOV3.unread,
         **dict.fromkeys(("head_config", "flip_pairs", "semantic_loss_ignore_index"), "of heads that do not open"),

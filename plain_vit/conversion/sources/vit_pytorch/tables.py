@@ -236,8 +236,8 @@ def inexpressible(config: PlainViTConfig, layout: Layout) -> list[str]:
     settled = layout_fields(layout, config)
     free = SIZES | RATES | NEUTRAL_FIELDS | {"pooling", "attention_scale"}
     free |= {"use_class_token"} - settled.keys()
-    if config.patch_projection != "resnet":  # a convolution and a dense layer have the same weights in another order
-        free |= {"patch_projection", "stem_style"} - settled.keys()
+    # A convolution and a dense layer have the same weights in another order.
+    free |= {"patch_projection"} - settled.keys()
     free |= {"num_register_tokens"} if REGISTERS in has and config.num_register_tokens else set()
     free |= {"representation_size"} if HIDDEN in has and config.representation_size else set()
     free |= {"layer_scale_init_value"} if SCALE_1 in has and config.layer_scale_init_value is not None else set()

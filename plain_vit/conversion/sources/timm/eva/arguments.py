@@ -11,13 +11,12 @@ from torch import nn
 from .....configuration_plain_vit import PlainViTConfig
 from ....tables.infer import pair
 from .. import constructor
-from ..arguments import NEGATED, QK_NORMS, Argument, ratio_of
+from ..arguments import NEGATED, QK_NORMS, Argument, ratio_of, timm_name_for
 
 POOLINGS = {"avg": "mean", "token": "cls", "": "none", "max": "max", "avgmax": "mean_max", "map": "map"}
 ATTENTIONS = ("eva", "rope")
 ROTATIONS = {"cat": "axial", "dinov3": "axial", "mixed": "mixed"}
 AXES = {"ij": "yx", "xy": "xy"}
-PAIRS = {False: "adjacent", True: "halves"}
 TABLES = {True: "learned", False: "none"}
 
 
@@ -43,7 +42,7 @@ ARGUMENTS = (
     Argument("pos_drop_rate", 0.0, "embedding_dropout_prob", module=lambda m: m.model.pos_drop.p),
     Argument("patch_drop_rate", 0.0, "patch_dropout_prob", module=lambda m: getattr(m.model.patch_drop, "prob", 0.0)),
     Argument("init_values", None, "layer_scale_init_value", module=lambda m: getattr(m.block, "init_values", None)),
-    Argument("attn_only_layer_scale", False, "gain_on_mlp", NEGATED, module=lambda m: m.attn_only_layer_scale),
+    Argument("attn_only_layer_scale", False, "layer_scale_on_mlp", NEGATED, module=lambda m: m.attn_only_layer_scale),
     Argument("class_token", True, "use_class_token", module=lambda m: m.model.cls_token is not None),
     Argument("num_reg_tokens", 0, "num_register_tokens",
              module=lambda m: 0 if m.model.reg_token is None else m.model.reg_token.shape[1]),
@@ -53,21 +52,15 @@ ARGUMENTS = (
              module=lambda m: m.model.pos_embed is not None),
     Argument("use_rot_pos_emb", False, module=lambda m: m.model.rope is not None),
     Argument("rope_type", "cat", module=lambda m: m.rope_type),
-    Argument("rope_grid_offset", 0.0, "rotary_offset", module=lambda m: getattr(m.model.rope, "grid_offset", 0.0)),
-    Argument("rope_grid_indexing", "ij", "rotary_axes", AXES,
-             module=lambda m: getattr(m.model.rope, "grid_indexing", "ij")),
-    Argument("rope_temperature", 10000.0, "rotary_theta",
-             module=lambda m: getattr(m.model.rope, "temperature", 10000.0)),
-    Argument("rope_rotate_half", False, "rotary_pairs", PAIRS,
-             module=lambda m: getattr(m.model.rope or m.attention, "rotate_half", False)),
-    Argument("rope_shift_coords", None, "rotary_shift", module=lambda m: getattr(m.model.rope, "shift_coords", None)),
-    Argument("rope_jitter_coords", None, "rotary_jitter",
-             module=lambda m: getattr(m.model.rope, "jitter_coords", None)),
-    Argument("rope_rescale_coords", None, "rotary_rescale",
-             module=lambda m: getattr(m.model.rope, "rescale_coords", None)),
+    Argument("rope_grid_offset", 0.0, module=lambda m: getattr(m.model.rope, "grid_offset", 0.0)),
+    Argument("rope_grid_indexing", "ij", words=AXES, module=lambda m: getattr(m.model.rope, "grid_indexing", "ij")),
+    Argument("rope_temperature", 10000.0, module=lambda m: getattr(m.model.rope, "temperature", 10000.0)),
+    Argument("rope_rotate_half", False, module=lambda m: getattr(m.model.rope or m.attention, "rotate_half", False)),
+    Argument("rope_shift_coords", None, module=lambda m: getattr(m.model.rope, "shift_coords", None)),
+    Argument("rope_jitter_coords", None, module=lambda m: getattr(m.model.rope, "jitter_coords", None)),
+    Argument("rope_rescale_coords", None, module=lambda m: getattr(m.model.rope, "rescale_coords", None)),
     Argument("rope_mrope_section", None),
-    Argument("ref_feat_shape", None, "rotary_reference_grid",
-             module=lambda m: getattr(m.model.rope, "ref_feat_shape", None)),
+    Argument("ref_feat_shape", None, module=lambda m: getattr(m.model.rope, "ref_feat_shape", None)),
     Argument("use_post_norm", False, module=lambda m: type(m.block).__name__ == "EvaBlockPostNorm"),
     Argument("use_pre_transformer_norm", False, "embedding_norm", module=_has("model", "norm_pre")),
     Argument("use_post_transformer_norm", None, module=_has("model", "norm")),
@@ -133,12 +126,12 @@ def joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_mlp_fields(given),
         **_pooling_fields(given),
-        **_rotary_fields(given),
+        "rope_parameters": _rope_parameters(given) if given["use_rot_pos_emb"] else None,
         "patch_bias": not given["use_pre_transformer_norm"],
         "block_type": "post_norm" if given["use_post_norm"] else "sequential",
         "key_bias": given["attn_type"] == "rope" or not given["qkv_bias"],
         "layer_scale_init_value": given["init_values"] if has_scale else None,
-        "gain_on_mlp": not (has_scale and given["attn_only_layer_scale"]),
+        "layer_scale_on_mlp": not (has_scale and given["attn_only_layer_scale"]),
         "num_key_value_heads": given["num_kv_heads"] if _shares_heads(given) else None,
         "final_norm": norms.get((bool(before), bool(after)), "none"),
     }
@@ -169,33 +162,32 @@ def _pooling_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rotary_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the rotary embedding.
+def _rope_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the rotary embedding.
 
     For a fixed image size, timm stores cosines and sines as buffers, which a cast of the model rounds. For any size it
     computes them in float32. With learned frequencies, they have the dtype of the frequencies.
     """
-    if not given["use_rot_pos_emb"]:
-        rotary = [one.field for one in ARGUMENTS if one.field is not None and one.field.startswith("rotary_")]
-        return {name: getattr(PlainViTConfig, name) for name in rotary}
-    kind = given["rope_type"]
-    reference = given["ref_feat_shape"]
-    fields: dict[str, Any] = {
-        "rotary_embedding_type": ROTATIONS[kind],
-        "rotary_coordinates": "centered" if kind == "dinov3" else "index",
-        "rotary_frequencies": "period" if kind == "dinov3" else "inverse",
-        "rotary_dtype": "float32" if given["dynamic_img_size"] and kind != "mixed" else "weights",
-        "rotary_reference_grid": pair(reference) if reference is not None and kind == "cat" else None,
+    kind, reference = given["rope_type"], given["ref_feat_shape"]
+    return {
+        "rope_type": ROTATIONS[kind],
+        "rope_theta": given["rope_temperature"],
+        "coordinates": "centered" if kind == "dinov3" else "index",
+        "axes": AXES[given["rope_grid_indexing"]],
+        "offset": 0.0 if kind == "mixed" else given["rope_grid_offset"],
+        "reference_grid": pair(reference) if reference is not None and kind == "cat" else None,
+        "pairs": "halves" if given["rope_rotate_half"] else "adjacent",
+        "frequencies": "period" if kind == "dinov3" else "inverse",
+        "dtype": "float32" if given["dynamic_img_size"] and kind != "mixed" else "weights",
+        "shift": given["rope_shift_coords"],
+        "jitter": given["rope_jitter_coords"],
+        "rescale": given["rope_rescale_coords"],
     }
-    if kind == "mixed":
-        fields["rotary_offset"] = 0.0
-    return fields
 
 
 def joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
     """Return the arguments that depend on several fields of our config."""
-    dropout, kind = config.embedding_dropout_prob, config.rotary_embedding_type
-    centered = config.rotary_coordinates == "centered"
+    dropout, rope = config.embedding_dropout_prob, config.group("rope_parameters")
     width = config.pooling_intermediate_size
     resamples = config.position_resampling == "bicubic_antialias" and not config.drop_partial_patches
     before, after = (config.final_norm in (place, "both") for place in ("before_pooling", "after_pooling"))
@@ -204,14 +196,26 @@ def joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
         "swiglu_align_to": int(config.mlp_type == "swiglu" and not config.mlp_inner_norm),
         "attn_type": "rope" if (config.qkv_bias and config.key_bias) or config.num_key_value_heads else "eva",
         "pos_drop_rate": config.hidden_dropout_prob if dropout is None else dropout,
-        "use_rot_pos_emb": kind != "none",
-        "rope_type": "mixed" if kind == "mixed" else "dinov3" if centered else "cat",
+        "use_rot_pos_emb": config.rope_type != "none",
+        "rope_type": "mixed"
+        if config.rope_type == "mixed"
+        else "dinov3"
+        if rope["coordinates"] == "centered"
+        else "cat",
+        "rope_temperature": rope["rope_theta"],
+        "rope_grid_indexing": timm_name_for(AXES, rope["axes"]),
+        "rope_grid_offset": rope["offset"],
+        "rope_rotate_half": rope["pairs"] == "halves",
+        "rope_shift_coords": rope["shift"],
+        "rope_jitter_coords": rope["jitter"],
+        "rope_rescale_coords": rope["rescale"],
+        "ref_feat_shape": rope["reference_grid"],
         "use_post_norm": config.block_type == "post_norm",
         "use_post_transformer_norm": None if before != after else before,
         "use_fc_norm": None if after == (config.pooling == "mean") else after,
         "attn_pool_num_heads": config.pooling_num_attention_heads,
         "attn_pool_mlp_ratio": None if width is None else ratio_of(width, config.hidden_size),
-        "dynamic_img_size": config.rotary_dtype == "float32" if kind == "axial" else resamples,
+        "dynamic_img_size": rope["dtype"] == "float32" if config.rope_type == "axial" else resamples,
     }
 
 

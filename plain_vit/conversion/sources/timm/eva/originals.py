@@ -176,7 +176,7 @@ def _with_bias(tensors: Tensors, config: PlainViTConfig) -> Tensors:
 
 def _periods(config: PlainViTConfig) -> torch.Tensor:
     count = config.attention_shape[1] // 4
-    return float(config.rotary_theta) ** (torch.arange(count) / count)
+    return float(config.group("rope_parameters")["rope_theta"]) ** (torch.arange(count) / count)
 
 
 def _checked_periods(tensors: Tensors, config: PlainViTConfig) -> Tensors:
@@ -185,7 +185,7 @@ def _checked_periods(tensors: Tensors, config: PlainViTConfig) -> Tensors:
     if not periods.is_meta:
         ours = _periods(config)
         if periods.shape != ours.shape or not torch.allclose(periods.float().cpu(), ours, rtol=2**-8, atol=0):
-            raise ValueError(f"the periods are not those of rotary_theta={config.rotary_theta}")
+            raise ValueError(f"the periods are not those of rope_theta={config.group('rope_parameters')['rope_theta']}")
     return [token]
 
 

@@ -122,9 +122,9 @@ class Eva(Constructor):
 
     def claims(self, config: PlainViTConfig) -> bool:
         """Return whether a model has parts of this class that the VisionTransformer lacks."""
-        if config.relative_position_bias != "none":
+        if config.relative_position_bias is not None:
             return False
-        return config.rotary_embedding_type != "none" or (config.qkv_bias and not config.key_bias)
+        return config.rope_parameters is not None or (config.qkv_bias and not config.key_bias)
 
     def is_certain(self, names: Collection[str]) -> bool:
         """Return whether these names certainly belong to this class, not to a VisionTransformer."""

@@ -90,24 +90,24 @@ class Beit(RelativeConstructor):
         """Return the fields of our config that depend on several arguments, or on part of one."""
         after = given["global_pool"] == "avg" if given["use_fc_norm"] is None else given["use_fc_norm"]
         shared = bool(given["use_shared_rel_pos_bias"])
+        bias = {"type": "table", "shared": shared, "resampling": "geometric"}
         return {
             "hidden_act": "silu" if given["swiglu_mlp"] else "gelu",
             "key_bias": not given["qkv_bias"],
             "layer_scale_init_value": given["init_values"] or None,
-            "relative_position_bias": "table" if shared or given["use_rel_pos_bias"] else "none",
-            "relative_position_shared": shared,
-            "relative_position_resampling": "geometric",
+            "relative_position_bias": bias if shared or given["use_rel_pos_bias"] else None,
             "final_norm": "after_pooling" if after else "before_pooling",
         }
 
     def joint_arguments(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
         """Return the arguments that depend on several fields of our config, or on the layout."""
-        dropout, has_table = config.embedding_dropout_prob, config.relative_position_bias == "table"
+        dropout, shared = config.embedding_dropout_prob, config.group("relative_position_bias")["shared"]
+        has_table = config.relative_position_bias is not None
         after = config.final_norm == "after_pooling"
         return {
             "pos_drop_rate": config.hidden_dropout_prob if dropout is None else dropout,
-            "use_rel_pos_bias": has_table and not config.relative_position_shared,
-            "use_shared_rel_pos_bias": has_table and config.relative_position_shared,
+            "use_rel_pos_bias": has_table and not shared,
+            "use_shared_rel_pos_bias": has_table and shared,
             "use_fc_norm": None if after == (config.pooling == "mean") else after,
         }
 

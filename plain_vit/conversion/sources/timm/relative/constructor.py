@@ -57,7 +57,8 @@ class RelativeConstructor(Constructor):
         """Return what timm's own loader would change: it mistakes some tables of other grids for a square grid's."""
         h, w = config.grid_size
         distances = (2 * h - 1) * (2 * w - 1)
-        if config.relative_position_bias != "table" or h == w or math.isqrt(distances) ** 2 != distances:
+        bias = config.relative_position_bias
+        if bias is None or bias["type"] != "table" or h == w or math.isqrt(distances) ** 2 != distances:
             return []
         return [
             f"the biases of a grid of {h} x {w} patches, {distances} distances, which it takes for those of a square"
@@ -65,7 +66,7 @@ class RelativeConstructor(Constructor):
 
     def claims(self, config: PlainViTConfig) -> bool:
         """Return whether a model has parts of this class that the VisionTransformer lacks."""
-        return config.relative_position_bias in self.kinds
+        return config.relative_position_bias is not None and config.relative_position_bias["type"] in self.kinds
 
     def changed_buffers(self, module: Any) -> list[str]:
         """Return the non-persistent buffers whose values differ from the values that timm computes."""

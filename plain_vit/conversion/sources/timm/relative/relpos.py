@@ -7,7 +7,7 @@ from torch import nn
 
 from .....configuration_plain_vit import PlainViTConfig
 from ....tables.engine import Row
-from ..arguments import ACTIVATIONS, QK_NORMS, Argument
+from ..arguments import ACTIVATIONS, QK_NORMS, Argument, timm_name_for
 from ..constructor import Parts
 from ..tables import rows_of
 from .constructor import ARGUMENTS, OUR_BIAS, OUR_SHARED_BIAS, TABLE, RelativeConstructor
@@ -60,11 +60,10 @@ class VisionTransformerRelPos(RelativeConstructor):
         Argument("init_values", 1e-6, "layer_scale_init_value", module=_init_values),
         Argument("class_token", False, "use_class_token", module=lambda m: m.model.cls_token is not None),
         Argument("fc_norm", False, module=lambda m: not isinstance(m.model.fc_norm, nn.Identity)),
-        Argument("rel_pos_type", "mlp", "relative_position_bias", KINDS, module=_kind),
+        Argument("rel_pos_type", "mlp", words=KINDS, module=_kind),
         Argument("rel_pos_dim", None,
                  module=lambda m: _bias(m).mlp.fc1.out_features if hasattr(_bias(m), "mlp") else None),
-        Argument("shared_rel_pos", False, "relative_position_shared",
-                 module=lambda m: m.model.shared_rel_pos is not None),
+        Argument("shared_rel_pos", False, module=lambda m: m.model.shared_rel_pos is not None),
         Argument("act_layer", "gelu", "hidden_act", ACTIVATIONS, module=lambda m: m.name_of(m.mlp.act)),
         Argument("block_fn", "RelPosBlock", "block_type", BLOCKS, module=lambda m: type(m.block).__name__),
     )  # fmt: skip
@@ -86,17 +85,23 @@ class VisionTransformerRelPos(RelativeConstructor):
             "position_embedding_type": "none",
             "embedding_dropout_prob": 0.0,
             "layer_scale_init_value": None if post_norm else given["init_values"] or None,
-            "relative_position_mlp_size": given["rel_pos_dim"] or MLP_SIZE if is_mlp else MLP_SIZE,
-            "relative_position_resampling": "geometric",
+            "relative_position_bias": {
+                "type": KINDS[given["rel_pos_type"]],
+                "shared": bool(given["shared_rel_pos"]),
+                "mlp_size": given["rel_pos_dim"] or MLP_SIZE if is_mlp else MLP_SIZE,
+                "resampling": "geometric",
+            },
             "final_norm": "after_pooling" if given["fc_norm"] else "before_pooling",
         }
 
     def joint_arguments(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
         """Return the arguments that depend on several fields of our config, or on the layout."""
-        size, gain = config.relative_position_mlp_size, config.layer_scale_init_value
+        bias, gain = config.group("relative_position_bias"), config.layer_scale_init_value
         return {
+            "rel_pos_type": timm_name_for(KINDS, bias["type"]),
+            "shared_rel_pos": bias["shared"],
             "init_values": self.defaults["init_values"] if config.block_type == "post_norm" else gain,
-            "rel_pos_dim": None if size == MLP_SIZE else size,
+            "rel_pos_dim": None if bias["mlp_size"] == MLP_SIZE else bias["mlp_size"],
             "fc_norm": config.final_norm == "after_pooling",
         }
 
