@@ -49,11 +49,12 @@ def timm_architectures() -> dict[str, dict[str, Any]]:
     import timm
     from timm.models import deit
 
-    from plain_vit.conversion.sources.timm.arguments import DEFAULTS, SILENT_ARGUMENTS
+    from plain_vit.conversion.sources.timm.plain.source import VISION_TRANSFORMER
 
+    defaults, silent = VISION_TRANSFORMER.defaults, VISION_TRANSFORMER.silent_arguments
     found: dict[str, dict[str, Any]] = {}
     for variant, (kind, arguments) in _timm_calls().items():
-        given = {name: value for name, value in arguments.items() if name not in SILENT_ARGUMENTS | {"feature_cfg"}}
+        given = {name: value for name, value in arguments.items() if name not in silent | {"feature_cfg"}}
         if isinstance(given.get("norm_layer"), functools.partial):
             given["norm_eps"] = given["norm_layer"].keywords["eps"]
         given["distilled"] = kind is deit.VisionTransformerDistilled
@@ -67,9 +68,9 @@ def timm_architectures() -> dict[str, dict[str, Any]]:
             raise ValueError(f"{variant} is for images of {height} x {width}: the table has one column for both")
         named = {"img_size": height, **{name: _word(value) for name, value in given.items()}}
         found[variant] = {
-            name: value for name, value in named.items() if name in COLUMNS or value != DEFAULTS.get(name, value)
-        } | {name: value for name, value in named.items() if name not in DEFAULTS}
-    return {name: {column: DEFAULTS[column] for column in COLUMNS} | given for name, given in found.items()}
+            name: value for name, value in named.items() if name in COLUMNS or value != defaults.get(name, value)
+        } | {name: value for name, value in named.items() if name not in defaults}
+    return {name: {column: defaults[column] for column in COLUMNS} | given for name, given in found.items()}
 
 
 def timm_any_size() -> list[str]:
@@ -125,7 +126,7 @@ def constructor_architectures(constructor: Any) -> dict[str, dict[str, Any]]:
         kept = {name: value for name, value in given.items() if value != constructor.defaults.get(name, ...)}
         caught[variant] = {column: constructor.defaults[column] for column in COLUMNS} | kept
 
-    module = importlib.import_module(constructor.class_path.rpartition(".")[0])
+    module = importlib.import_module(constructor.class_paths[0].rpartition(".")[0])
     with mock.patch.object(module, "build_model_with_cfg", catch):  # to capture the caller's arguments
         for name in timm.list_models(module=module.__name__.split(".")[-1]):
             timm.model_entrypoint(name)()
@@ -179,7 +180,7 @@ def other_entrypoints(files: Sequence[str] = FAMILIES) -> dict[str, list[str]]:
 
     from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS
 
-    opened = set(timm_architectures()).union(*map(constructor_architectures, CONSTRUCTORS))
+    opened = set(timm_architectures()).union(*map(constructor_architectures, CONSTRUCTORS[1:]))
     found = {file: [name for name in timm.list_models(module=file) if name not in opened] for file in files}
     return {file: names for file, names in found.items() if names}
 
@@ -214,7 +215,7 @@ def families(entrypoints: Mapping[str, Sequence[str]]) -> dict[str, Parts]:
     """
     import timm
 
-    from plain_vit.conversion.sources.timm.shapes import part_of
+    from plain_vit.conversion.sources.timm.names import part_of
     from plain_vit.conversion.sources.timm.tables import own_parts
 
     own = own_parts()
@@ -404,7 +405,7 @@ def tables() -> dict[str, Callable[[], dict[str, Any]]]:
 
     return {
         "timm/architectures.json": timm_table,
-        **{one.data_file: functools.partial(timm_table, one) for one in CONSTRUCTORS},
+        **{one.data_file: functools.partial(timm_table, one) for one in CONSTRUCTORS[1:]},
         "timm/families.json": families_table,
         "torchvision/architectures.json": torchvision_table,
         "open_clip/architectures.json": open_clip_table,

@@ -14,7 +14,8 @@ from timm import layers
 from timm.models import beit, deit, eva, save_for_hf, vision_transformer
 from torch import nn
 
-from plain_vit.conversion.sources.timm.arguments import ACTIVATIONS, BLOCKS, POOLINGS
+from plain_vit.conversion.sources.timm.arguments import ACTIVATIONS, POOLINGS
+from plain_vit.conversion.sources.timm.plain.arguments import BLOCKS
 from tests.conftest import randomize_
 from tests.sizes import draws
 from tests.sources.truthful import Oracle, Outcome, Tally, logits_differ_by, open_truthfully, truth_among

@@ -25,9 +25,8 @@ from plain_vit.conversion.registry import FORMATS
 from plain_vit.conversion.sources.open_clip.pixels import processor_from_open_clip
 from plain_vit.conversion.sources.open_clip.settings import architectures
 from plain_vit.conversion.sources.open_clip.source import OPEN_CLIP
-from plain_vit.conversion.sources.timm.arguments import architecture_of
 from plain_vit.conversion.sources.timm.constructors import constructor_named
-from plain_vit.conversion.sources.timm.names import plain_names
+from plain_vit.conversion.sources.timm.plain.source import VISION_TRANSFORMER
 from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import (
     AmbiguousCheckpointError,
@@ -416,13 +415,11 @@ def opens(name: str) -> bool:
     vision_cfg = architectures()[name]["vision_cfg"]
     if "timm_model_name" not in vision_cfg:
         return "attentional_pool" not in vision_cfg
-    if constructor_named(vision_cfg["timm_model_name"]) is not None:
-        return True
     try:
-        architecture_of(vision_cfg["timm_model_name"])
+        constructor = constructor_named(vision_cfg["timm_model_name"])
     except UnknownFormatError:
         return False
-    return vision_cfg["timm_proj"] != "mlp"
+    return constructor is not VISION_TRANSFORMER or vision_cfg["timm_proj"] != "mlp"
 
 
 def _on_meta(name: str) -> nn.Module:
@@ -439,8 +436,7 @@ def make_shallow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(architectures(), name, changed)
         return
     trunk = vision_cfg["timm_model_name"].split(".")[0]
-    constructor: Any = constructor_named(trunk)
-    table = plain_names().architectures if constructor is None else constructor.architectures
+    table = constructor_named(trunk).architectures
     for each, arguments in table.items():
         monkeypatch.setitem(table, each, {**arguments, "depth": 2})
     monkeypatch.setattr(timm, "create_model", functools.partial(timm.create_model, depth=2))

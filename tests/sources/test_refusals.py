@@ -43,7 +43,6 @@ from plain_vit.conversion import from_checkpoint, from_module
 from plain_vit.conversion.registry import FORMATS
 from plain_vit.conversion.sources.timm.arguments import OPENED
 from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS
-from plain_vit.conversion.sources.timm.modules import CLASS_PATHS
 from plain_vit.conversion.sources.timm.names import families
 from plain_vit.conversion.sources.timm.source import TIMM
 from plain_vit.conversion.tables.format import Hints
@@ -93,7 +92,7 @@ CLAIMS = (
     (r"parts of this (\w+) model", "{}"),
     (r"timm's VisionTransformer pools with the activation of these, its Eva with GELU()", "timm"),
     (r"several models of (vit-pytorch) side by side", "vit_pytorch"),
-    (r"is not one of the \d+ plain Vision Transformers of timm [\d.]+()", "timm"),
+    (r"is not one of the \d+ Vision Transformers of timm [\d.]+ that plain-vit opens()", "timm"),
     (r"plain-vit's own names()", "plain_vit"),
     (r"(?:an open_clip model|th(?:is|e) head of open_clip's TimmModel)()", "open_clip"),
     (r"a CLIP with a modified ResNet()", "open_clip"),
@@ -383,7 +382,7 @@ def check_timm(file: str, name: str, folder: Path) -> None:
     except PlainViTError:
         refused_by_name(module)
     else:
-        opened = {*CLASS_PATHS, *(constructor.class_path for constructor in CONSTRUCTORS)}
+        opened = {path for constructor in CONSTRUCTORS for path in constructor.class_paths}
         assert f"{kind.__module__}.{kind.__qualname__}" in opened
         assert name in TIMM.architectures
         return

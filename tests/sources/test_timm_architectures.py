@@ -19,10 +19,9 @@ from torch.overrides import TorchFunctionMode
 from plain_vit.conversion import from_module
 from plain_vit.conversion.recognition import recognise
 from plain_vit.conversion.registry import FORMATS
-from plain_vit.conversion.sources.timm.arguments import DEFAULTS
 from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS
-from plain_vit.conversion.sources.timm.names import families, plain_names
-from plain_vit.conversion.sources.timm.shapes import part_of
+from plain_vit.conversion.sources.timm.names import families, part_of
+from plain_vit.conversion.sources.timm.plain.source import VISION_TRANSFORMER
 from plain_vit.conversion.sources.timm.source import TIMM
 from plain_vit.conversion.sources.timm.tables import own_parts
 from plain_vit.conversion.sources.torchvision.pixels import published_files
@@ -39,7 +38,8 @@ INSTALLED = {
     "torchvision": ".".join(torchvision.__version__.split("+")[0].split(".")[:2]),
 }
 RECORDED = {name: data_file(f"{name}/architectures.json")[name] for name in INSTALLED}
-ARCHITECTURES, FAMILIES = plain_names().architectures, families()
+ARCHITECTURES, FAMILIES = VISION_TRANSFORMER.architectures, families()
+DEFAULTS = VISION_TRANSFORMER.defaults
 
 
 class Unfilled(TorchFunctionMode):
@@ -88,13 +88,13 @@ def test_the_table_of_families_is_written_again_as_it_is(monkeypatch: pytest.Mon
     # Skipped models have further parts of their own file, or also have parts of another file.
     assert sum(found[file] != known[file] for file in known) <= draws(8, nightly=0)
     assert not NIGHTLY or text == recorded
-    opened = set(ARCHITECTURES).union(*(constructor.architectures for constructor in CONSTRUCTORS))
+    opened = set().union(*(constructor.architectures for constructor in CONSTRUCTORS))
     assert not opened & {name for family in FAMILIES.values() for name in family.entrypoints}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_old_names_are_what_timm_maps_them_to() -> None:
-    for old, name in plain_names().old_names.items():
+    for old, name in VISION_TRANSFORMER.old_names.items():
         with mock.patch.object(vision_transformer, "build_model_with_cfg") as builder, \
                 mock.patch.object(deit, "build_model_with_cfg", builder), \
                 mock.patch.object(vision_transformer_hybrid, "build_model_with_cfg", builder):  # fmt: skip
@@ -143,7 +143,7 @@ def refused_with_a_reason() -> set[str]:
 def test_all_entrypoints_of_timms_vision_transformers_open_or_are_listed_with_a_reason() -> None:
     skip_other_releases("timm")
     entrypoints = {name for file in VIT_FILES for name in timm.list_models(module=file)}
-    opened = set(ARCHITECTURES).union(*(constructor.architectures for constructor in CONSTRUCTORS))
+    opened = set().union(*(constructor.architectures for constructor in CONSTRUCTORS))
     assert len(entrypoints) == 293
     assert opened <= entrypoints
     assert refused_with_a_reason() == entrypoints - opened

@@ -18,9 +18,8 @@ from timm.models import save_for_hf, vision_transformer, vision_transformer_hybr
 from torch import nn
 
 from plain_vit.conversion import from_checkpoint, to_checkpoint
-from plain_vit.conversion.sources.timm.arguments import DEFAULTS, architecture_for, architecture_of, config_of
 from plain_vit.conversion.sources.timm.constructors import constructor_named
-from plain_vit.conversion.sources.timm.names import plain_names
+from plain_vit.conversion.sources.timm.plain.source import VISION_TRANSFORMER
 from plain_vit.conversion.sources.timm.relative.beit import BEIT as BEIT_CLASS
 from plain_vit.conversion.sources.timm.relative.relpos import RELPOS as RELPOS_CLASS
 from plain_vit.conversion.sources.timm.source import TIMM
@@ -466,7 +465,7 @@ def test_a_bare_file_never_opens_on_its_shapes_alone(tmp_path: Path) -> None:
 def test_what_the_caller_says_narrows_the_architectures() -> None:
     state = meta_state("vit_base_patch32_clip_quickgelu_224", num_classes=0)
     names = asked_of(state).candidates["architecture"]
-    assert {plain_names().architectures[str(name)].get("act_layer") for name in names} == {None, "quick_gelu"}
+    assert {VISION_TRANSFORMER.architectures[str(name)].get("act_layer") for name in names} == {None, "quick_gelu"}
     narrowed = asked_of(state, hidden_act="quick_gelu")
     assert narrowed.candidates["architecture"] == ("vit_base_patch32_clip_quickgelu_224",)
     assert "hidden_act" not in narrowed.otherwise
@@ -696,11 +695,13 @@ def test_what_needs_a_class_that_no_architecture_has_is_refused(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_every_architecture_is_written_under_a_name_with_the_same_meaning() -> None:
-    for name, arguments in plain_names().architectures.items():
+    architectures, config_of = VISION_TRANSFORMER.architectures, VISION_TRANSFORMER.config_of
+    for name, arguments in architectures.items():
         config = config_of(arguments)
-        written, model_args = architecture_for(config)
-        assert config_of({**architecture_of(written), **model_args}).to_dict() == config.to_dict(), name
-        assert model_args.keys() <= DEFAULTS.keys() - {"distilled", "norm_eps", "block_fn", "mlp_layer"}, name
+        written, model_args = VISION_TRANSFORMER.architecture_for(config)
+        assert config_of({**architectures[written], **model_args}).to_dict() == config.to_dict(), name
+        assert not model_args.keys() & {"distilled", "norm_eps", "block_fn", "mlp_layer"}, name
+        assert model_args.keys() <= VISION_TRANSFORMER.defaults.keys(), name
 
 
 WITHOUT_TIMM = """

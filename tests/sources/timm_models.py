@@ -12,7 +12,6 @@ from torch import nn
 
 from plain_vit.conversion.sources.timm.constructors import CONSTRUCTORS
 from plain_vit.conversion.sources.timm.naflex.source import NAFLEX
-from plain_vit.conversion.sources.timm.names import plain_names
 from plain_vit.conversion.sources.timm.source import TIMM
 from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import AmbiguousCheckpointError
@@ -20,7 +19,7 @@ from tests.conftest import randomize_
 from tests.tiny import difference
 
 # Arguments of all supported entrypoints of all classes.
-ENTRYPOINTS: dict[str, Any] = dict(plain_names().architectures)
+ENTRYPOINTS: dict[str, Any] = {}
 for constructor in CONSTRUCTORS:
     ENTRYPOINTS |= constructor.architectures
 

@@ -13,8 +13,7 @@ from ....errors import ExportError, MappingError, UnknownFormatError
 from ...tables.compare_modules import class_path
 from ...tables.engine import Row
 from ...tables.format import DROP_HEAD, Description, Hints, Inference, StateDict
-from ..timm.arguments import DEFAULTS as TIMM_DEFAULTS
-from ..timm.arguments import OPENED, architecture_of, norm_follows_pooling
+from ..timm.arguments import OPENED
 from ..timm.constructors import constructor_named
 from ..timm.source import TIMM
 from .pixels import CHANNELS
@@ -103,16 +102,12 @@ def _timm_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if settings["patch_dropout"] > 0:
         given["patch_drop_rate"] = settings["patch_dropout"]
     # open_clip changes the pooling after the model is built, so the norms are those of the original pooling.
-    if (constructor := constructor_named(name)) is not None:
-        if _has_projection(settings):
-            given |= constructor.norms_of(constructor.architectures[name])
-        return {"architecture": name, "model_args": given}
     try:
-        arguments = {**TIMM_DEFAULTS, **architecture_of(name)}
+        constructor = constructor_named(name)
     except UnknownFormatError as error:
         raise UnknownFormatError(f"the image tower is a model of timm: {error}") from error
     if _has_projection(settings):
-        given["fc_norm"] = norm_follows_pooling(arguments)
+        given |= constructor.norms_of(constructor.architectures[constructor.entrypoint(name)])
     return {"architecture": name, "model_args": given}
 
 

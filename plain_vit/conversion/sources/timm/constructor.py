@@ -1,12 +1,13 @@
-"""Interface of timm's classes other than VisionTransformer, each of which has a constructor of its own.
+"""Interface of timm's classes, each of which has a constructor of its own.
 
 To add a class, write a package with a table of its arguments and add one line to `CONSTRUCTORS` in `constructors.py`.
 """
 
 import functools
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,33 +22,20 @@ from ....errors import (
     PlainViTError,
     UnknownFormatError,
 )
-from ...tables.compare_modules import class_name, class_path, differences, empty_model, epsilon_of
+from ...tables.compare_modules import class_path, differences, empty_model, epsilon_of, lost_fields
 from ...tables.data_files import data_file
 from ...tables.engine import Row, ignored_names, revert
-from ...tables.format import UNSEEN, Description, Hints, Inference, StateDict, unused_hints
-from ...tables.infer import grids, pair
-from .arguments import NORMS, Argument, check_heads, lost_with, ratio_of
-from .modules import CLASSES, SILENT_ATTRIBUTES
-from .shapes import image_size_of
+from ...tables.format import UNSEEN, Description, Hints, Inference, Size, StateDict, unused_hints
+from ...tables.infer import grids, image_sizes, pair, size_fault
+from .arguments import NORMS, Argument, ratio_of
+from .modules import CLASSES, SILENT_ATTRIBUTES, Parts, named_class
 
-KERNEL = "patch_embed.proj.weight"
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a live model from which the arguments are read."""
-
-    model: Any
-    block: Any
-    attention: Any
-    mlp: Any
-
-    def name_of(self, module: nn.Module) -> str:
-        """Return the name of a module's class in timm's arguments, or the path of the class if it has none."""
-        return class_name(module, CLASSES)
+CONFIG = "config.json"
+Labels = Callable[[int], Mapping[str, Any]]  # returns the label fields of our config for a number of classes
 
 
-# Arguments of all these classes. `norm_eps` is not timm's: it stands for the epsilon that timm binds to `norm_layer`.
+# Arguments of all classes except the VisionTransformer, whose tensors also show them. `norm_eps` is not timm's: it
+# stands for the epsilon that timm binds to `norm_layer`.
 ARGUMENTS = (
     Argument("img_size", 224, "image_size", module=lambda m: tuple(m.model.patch_embed.img_size)),
     Argument("patch_size", 16, "patch_size", module=lambda m: tuple(m.model.patch_embed.patch_size)),
@@ -72,7 +60,7 @@ class Constructor(ABC):
 
     Attributes:
         name: The class name in timm.
-        class_path: Its full path.
+        class_paths: Its full path, and those of subclasses that its arguments tell apart.
         layouts: The layouts of its tensors.
         old_layouts: The layouts with which the installed timm builds no model.
         data_file: The file with its entrypoints.
@@ -81,16 +69,17 @@ class Constructor(ABC):
         classes: Names of its modules' classes; classes with the same name compute the same.
         blocks: The classes of its blocks.
         block_module: The Python module of the blocks, if it is not the model's.
+        projection: timm's name of the patch projection.
         free: Arguments that do not affect the outputs and that our config does not determine.
         silent_arguments: Arguments that do not affect a trained model.
         code_only: Arguments that no `config.json` can store, because they are classes.
         unseen: What its tensors do not show, for the error message.
-        any_size: Whether all its models take images of any size.
+        any_size: Whether the position grid of its models does not determine the image size.
     """
 
     name: str
-    class_path: str
-    layouts: tuple[str, ...]
+    class_paths: tuple[str, ...]
+    layouts: tuple[str | None, ...]
     old_layouts: tuple[str, ...] = ()
     data_file: str
     arguments: tuple[Argument, ...]
@@ -98,6 +87,7 @@ class Constructor(ABC):
     classes: Mapping[str, str] = CLASSES
     blocks: Collection[str]
     block_module: str | None = None
+    projection: str = "patch_embed.proj"
     free: tuple[str, ...] = ()
     silent_arguments: Collection[str]
     code_only: tuple[str, ...] = ("norm_layer", "norm_eps")
@@ -114,6 +104,23 @@ class Constructor(ABC):
         """The arguments of each entrypoint that differ from timm's defaults."""
         return data_file(self.data_file)["architectures"]
 
+    @property
+    def old_names(self) -> Mapping[str, str]:
+        """Names of earlier releases that timm still maps and that older folders contain."""
+        return data_file(self.data_file).get("old_names", {})
+
+    def entrypoint(self, architecture: str) -> str:
+        """Return the current name, without the tag of published weights, of an architecture."""
+        base = architecture.split(".")[0]
+        return self.old_names.get(base, base)
+
+    def takes_any_size(self, architecture: str, model_args: Mapping[str, Any]) -> bool:
+        """Return whether timm's model of an architecture with these arguments takes images of any size."""
+        default = self.architectures[self.entrypoint(architecture)].get("dynamic_img_size", self.any_size)
+        return bool(model_args.get("dynamic_img_size", default))
+
+    # Arguments and our config
+
     @abstractmethod
     def without_counterpart(self, given: Mapping[str, Any]) -> list[str]:
         """Return the combinations of arguments without a counterpart in our model, or that timm refuses."""
@@ -126,39 +133,12 @@ class Constructor(ABC):
     def joint_arguments(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
         """Return the arguments that depend on several fields of our config, or on the layout."""
 
-    @abstractmethod
-    def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that keep the final norms in place if the pooling is changed after construction."""
-
-    @abstractmethod
-    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
-        """Return the table of tensors (default: for the layout of `build`)."""
-
-    @abstractmethod
-    def claims(self, config: PlainViTConfig) -> bool:
-        """Return whether a model has parts of this class that the VisionTransformer lacks.
-
-        If neither class represents the model, the error then compares it with this class.
-        """
-
-    @abstractmethod
-    def is_certain(self, names: Collection[str]) -> bool:
-        """Return whether these names certainly belong to this class, not to a VisionTransformer."""
-
-    def layout_of(self, arguments: Mapping[str, Any]) -> str:
-        """Return the layout of the tensors for timm's arguments: the first, unless they select another."""
-        return self.layouts[0]
-
-    @abstractmethod
-    def construct(self, arguments: dict[str, Any]) -> nn.Module:
-        """Return the model that timm builds from these arguments."""
-
-    def changed_buffers(self, module: Any) -> list[str]:
-        """Return the non-persistent buffers whose values differ from the values that timm computes."""
-        return []
-
     def config_of(self, arguments: Mapping[str, Any], **fields: Any) -> PlainViTConfig:
         """Return our config for timm's arguments.
+
+        Args:
+            arguments: Arguments of the table; the others have timm's defaults.
+            **fields: Further fields of the config, such as `id2label`.
 
         Raises:
             ExportError: lists the arguments without a counterpart in our model.
@@ -170,7 +150,7 @@ class Constructor(ABC):
                 expected = ", ".join(repr(word) for word in one.words)
                 unknown.append(f"{one.name}={given[one.name]!r}: expected one of {expected}")
         if unknown := [*unknown, *self.without_counterpart(given)]:
-            raise ExportError(f"plain-vit has no counterpart of parts of this {self.name} of timm's:", unknown)
+            raise ExportError(f"plain-vit has no counterpart of parts of this timm model ({self.name}):", unknown)
         described = {one.field: one.ours(given[one.name]) for one in self.arguments if one.field is not None}
         sides = zip(pair(given["img_size"]), pair(given["patch_size"]), strict=True)
         joint = {
@@ -182,53 +162,111 @@ class Constructor(ABC):
         }
         return PlainViTConfig(**described | joint, **fields)
 
-    def arguments_for(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
+    def arguments_for(self, config: PlainViTConfig, layout: str | None = None) -> dict[str, Any]:
         """Return the arguments for our config that differ from timm's defaults.
 
         Raises:
             ExportError: lists the parts of the model that this class cannot represent.
         """
-        check_heads(config)
+        if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
+            raise ExportError(
+                "timm's heads must add up to the width of the model:",
+                [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"],
+            )
         given = {one.name: one.theirs(getattr(config, one.field)) for one in self.arguments if one.field is not None}
         given |= {"mlp_ratio": ratio_of(config.intermediate_size, config.hidden_size)}
+        if given.get("pos_drop_rate", 0) is None:
+            given["pos_drop_rate"] = config.hidden_dropout_prob
         given |= self.joint_arguments(config, layout)
         if lost := self.lost(config, given):
             raise ExportError(f"timm's {self.name} cannot represent this model:", lost)
         return {name: given[name] for name, default in self.defaults.items() if given.get(name, default) != default}
 
     def lost(self, config: PlainViTConfig, arguments: Mapping[str, Any]) -> list[str]:
-        """Return the fields of our config that a model with these arguments would lose."""
-        return lost_with(self.arguments, config, lambda: self.config_of(arguments))
+        """Return the fields of our config that a model with these arguments would lose, like `lost_fields`.
 
-    def describe_module(self, module: Any, labels: Any) -> Description:
-        """Read the configuration of a live module.
+        A value without a name in timm is written as another value. If that value makes the config invalid when it is
+        read back, the original value is reported.
+        """
+        read_back = functools.partial(self.config_of, arguments)
+        try:
+            read_back()
+        except ValueError:
+            fields = [(one.field, getattr(config, one.field), one.words)
+                      for one in self.arguments if one.field and one.words]  # fmt: skip
+            if nameless := [f"{field}={value!r}" for field, value, words in fields if value not in words.values()]:
+                return nameless
+        return lost_fields(config, read_back)
 
-        To overlook no part, the model is rebuilt from the arguments and compared with the original part by part.
+    def represents(self, config: PlainViTConfig) -> bool:
+        """Return whether this class can represent a model."""
+        try:
+            self.arguments_for(config)
+        except ExportError:
+            return False
+        return True
 
-        Args:
-            module: The module.
-            labels: Returns the label fields of our config for a number of classes.
+    def claims(self, config: PlainViTConfig) -> bool:
+        """Return whether a model has parts of this class that the VisionTransformer lacks.
+
+        If no class represents the model, the error then compares it with this class.
+        """
+        return False
+
+    def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that keep the final norms in place if the pooling is changed after construction."""
+        return {"fc_norm": self.config_of(arguments).final_norm == "after_pooling"}
+
+    def architecture_for(self, config: PlainViTConfig, layout: str | None = None) -> tuple[str, dict[str, Any]]:
+        """Return the name and the `model_args` with which timm builds this model from a `config.json`.
+
+        JSON cannot store classes, so the name is the closest architecture with the same classes.
 
         Raises:
-            ExportError: lists every part that plain-vit does not support.
+            ExportError: for a model that timm can build in Python but has no architecture for.
         """
-        if len(module.blocks) == 0:
-            raise ExportError("the model has no blocks (depth=0): its heads and norms cannot be read")
-        block = module.blocks[0]
-        home = self.block_module or type(module).__module__
-        if type(block).__module__ != home or type(block).__name__ not in self.blocks:
-            raise ExportError(f"{class_path(module)} does not open: its blocks.0 is a {class_path(block)}")
-        parts = self.parts(module, block, block.attn, block.mlp)
-        arguments = {argument.name: argument.module(parts) for argument in self.arguments}
-        config, layout = self.config_of(arguments, **labels(arguments["num_classes"])), self.layout_of(arguments)
-        with torch.device("meta"):
-            rebuilt = self.build(config, layout, **{name: arguments[name] for name in self.free})
-        faults = differences(module, rebuilt, self.classes, SILENT_ATTRIBUTES | {"head_init_scale"})
-        if faults := [*faults, *self.changed_buffers(module)]:
+        wanted = {**self.defaults, **self.arguments_for(config, layout)}
+        best: tuple[str, dict[str, Any]] | None = None
+        for name in sorted(self.architectures, key=lambda name: not name.startswith("vit_")):
+            have = {**self.defaults, **self.architectures[name]}
+            if any(have[key] != wanted[key] for key in self.code_only):
+                continue
+            args = {key: value for key, value in wanted.items() if have[key] != value}
+            if int(have["mlp_ratio"] * wanted["embed_dim"]) == int(wanted["mlp_ratio"] * wanted["embed_dim"]):
+                args.pop("mlp_ratio", None)
+            stored = self.as_json(args, wanted)
+            if stored is not None and (best is None or len(stored) < len(best[1])):
+                best = name, stored
+        if best is None:
             raise ExportError(
-                "plain-vit does not know parts of this timm model (what it is, not what it would become):", faults
-            )
-        return Description(config, layout)
+                f"timm's {self.name} can build this model, but has no architecture for a config.json that combines:",
+                [f"{key}={wanted[key]!r}" for key in dict.fromkeys((*self.code_only, "norm_layer", "norm_eps"))
+                 if wanted[key] != self.defaults[key]],
+            )  # fmt: skip
+        return best
+
+    def as_json(self, args: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the arguments that differ from an architecture's in the words of a `config.json`; None without words.
+
+        Args:
+            args: The arguments that differ.
+            wanted: All arguments of the model.
+        """
+        return args
+
+    # Modules
+
+    def layout_of(self, arguments: Mapping[str, Any]) -> str | None:
+        """Return the layout of the tensors for timm's arguments: the first, unless they select another."""
+        return self.layouts[0]
+
+    def builds(self, layout: str | None) -> bool:
+        """Return whether the installed timm builds a model with the names of this layout; None is the default."""
+        return layout not in self.old_layouts
+
+    @abstractmethod
+    def construct(self, arguments: dict[str, Any]) -> nn.Module:
+        """Return the model that timm builds from these arguments."""
 
     def build(self, config: PlainViTConfig, layout: str | None, **given: Any) -> nn.Module:
         """Build timm's own model of this config, with random weights; `given` sets arguments in `free`.
@@ -238,7 +276,7 @@ class Constructor(ABC):
         """
         from timm import layers
 
-        if layout in self.old_layouts:
+        if not self.builds(layout):
             raise ExportError(
                 f"timm builds no model with the names of layout {layout!r}: omit it for the current names"
             )
@@ -247,70 +285,58 @@ class Constructor(ABC):
         norm = functools.partial(norms[arguments.pop("norm_layer")], eps=arguments.pop("norm_eps"))
         return self.construct({**arguments, "norm_layer": norm})
 
-    def represents(self, config: PlainViTConfig) -> bool:
-        """Return whether this class can represent a model."""
-        try:
-            self.arguments_for(config, None)
-        except ExportError:
-            return False
-        return True
+    def describe_module(self, module: Any, labels: Labels) -> Description:
+        """Read the configuration of a live module.
 
-    def describe_checkpoint(
-        self,
-        name: str,
-        changes: Mapping[str, Any],
-        stated: Sequence[tuple[Any, str]],
-        tensors: StateDict,
-        hints: Hints,
-        source: str,
-        labels: Any,
-    ) -> Description:
-        """Return the description of a named architecture, after checking that the tensors match it.
-
-        Args:
-            name: The architecture, a key of `architectures`.
-            changes: Arguments that differ from the architecture's.
-            stated: Image sizes with their origins, in order of preference.
-            tensors: The state dict.
-            hints: The caller's hints.
-            source: Origin of the name.
-            labels: Returns the label fields of our config for a number of classes.
+        To overlook no part, the model is rebuilt from the arguments and compared with the original part by part.
 
         Raises:
-            ExportError: lists the arguments without a counterpart in our model.
-            MappingError: lists how the tensors differ from the architecture's.
-            AmbiguousCheckpointError: for an unknown image size.
-            CheckpointError: for hints that contradict the architecture.
+            ExportError: lists every part that plain-vit does not support.
         """
-        given, shown = {key: changes[key] for key in changes if key not in self.silent_arguments}, self.shown(tensors)
-        arguments = {**self.defaults, **self.architectures[name], **given}
-        arguments |= self.head_and_channels(arguments, shown)
-        self.config_of(arguments)  # raises an error for arguments without a counterpart
-        native = (arguments["img_size"], f"the grid of {name}")
-        size = self._image_size(arguments, shown, hints, [*stated, native])
-        if isinstance(size, list):
-            raise AmbiguousCheckpointError(
-                f"{name} has another grid of patches, and {self.position_rows(shown)}: the size of its images is open",
-                {"image_size": size},
+        if len(module.blocks) == 0:
+            raise ExportError("the model has no blocks (depth=0): its heads and norms cannot be read")
+        block = module.blocks[0]
+        home = self.block_module or type(module).__module__
+        if type(block).__module__ != home or type(block).__name__ not in self.blocks:
+            raise ExportError(
+                f"{named_class(module)} does not open yet: its blocks.0 is a {class_path(block)}, and plain-vit opens "
+                f"{', '.join(self.blocks)}"
             )
-        pixels, whence = size
-        arguments["img_size"] = pixels
-        if faults := self.faults(arguments, tensors):
-            raise MappingError(f"the tensors are not of {name}, which {source} names:", faults)
-        described = self.described(arguments, tensors, labels(arguments["num_classes"]))
-        config, inferences = described.config, [Inference("architecture", name, source)]
-        for key in UNSEEN:
-            value = "head_dim**-0.5" if key == "attention_scale" else getattr(config, key)
-            inferences.append(Inference(key, value, f"the architecture that {source} names"))
-        if hints.image_size is None:
-            inferences.append(Inference("image_size", pixels, whence))
-        description = replace(described, inferences=inferences, stated_by=source)
-        if said := unused_hints(replace(hints, architecture=None), description):
-            raise CheckpointError(
-                f"the hints contradict {name}, which {source} names: {'; '.join(said)}. Omit them: a modified model "
-                "opens from timm's folder with its config.json, or as a live module"
+        parts = self.parts.of(module)
+        arguments = {argument.name: argument.module(parts) for argument in self.arguments}
+        config, layout = self.config_of(arguments, **labels(arguments["num_classes"])), self.layout_of(arguments)
+        with torch.device("meta"):
+            rebuilt = self.rebuild(module, config, layout, arguments)
+        faults = differences(module, rebuilt, self.classes, SILENT_ATTRIBUTES)
+        if faults := [*faults, *self.changed_buffers(module)]:
+            raise ExportError(
+                "plain-vit does not know parts of this timm model (what it is, not what it would become):", faults
             )
-        return description
+        return Description(config, layout)
+
+    def rebuild(
+        self, module: Any, config: PlainViTConfig, layout: str | None, arguments: Mapping[str, Any]
+    ) -> nn.Module:
+        """Build a live module again, from our config and the arguments that it does not determine."""
+        return self.build(config, layout, **{name: arguments[name] for name in self.free})
+
+    def changed_buffers(self, module: Any) -> list[str]:
+        """Return the non-persistent buffers whose values differ from the values that timm computes."""
+        return []
+
+    # Tensors
+
+    @abstractmethod
+    def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
+        """Return the table of tensors (default: for the layout of `build`)."""
+
+    def has_layout(self, layout: str | None) -> bool:
+        """Return whether its tensors have this layout."""
+        return layout in self.layouts
+
+    def is_certain(self, names: Collection[str]) -> bool:
+        """Return whether these names certainly belong to this class, not to a VisionTransformer."""
+        return False
 
     def shown(self, tensors: StateDict) -> StateDict:
         """Return the tensors by timm's names; only those that show channels, patches, grid and classes are needed."""
@@ -326,47 +352,13 @@ class Constructor(ABC):
         """
         return Description(self.config_of(arguments, **fields), self.layout_of(arguments))
 
-    def native_size(self, config: PlainViTConfig) -> dict[str, Any]:
-        """Return the argument for the native image size of a model."""
-        return {"img_size": config.image_shape}
-
-    def could_be(self, arguments: Mapping[str, Any], tensors: StateDict) -> bool:
-        """Return whether the hidden size and the patch size match the tensors from `shown`."""
-        if KERNEL not in tensors:
-            return False
-        width, *_, patch = tensors[KERNEL].shape
-        return bool((arguments["embed_dim"], arguments["patch_size"]) == (width, patch))
-
     def head_and_channels(self, arguments: Mapping[str, Any], tensors: StateDict) -> dict[str, Any]:
         """Return the arguments that users commonly change and that the tensors show."""
-        head, kernel = tensors.get("head.weight"), tensors.get(KERNEL)
+        kernel = tensors.get(f"{self.projection}.weight")
         if kernel is None or kernel.ndim != 4:
-            raise MappingError(f"a model of timm's {self.name} has a kernel over an image:", [f"missing: {KERNEL!r}"])
-        return {"num_classes": 0 if head is None else head.shape[0], "in_chans": kernel.shape[1]}
-
-    def changed_by_loading(self, config: PlainViTConfig) -> list[str]:
-        """Return what timm's own loader would change in this model when it reads a file."""
-        return []
-
-    def position_rows(self, tensors: StateDict) -> str:
-        """Describe, for errors, the tensor that shows the number of patches."""
-        return f"pos_embed has {tensors['pos_embed'].shape[1]} rows"
-
-    def _image_size(
-        self, arguments: Mapping[str, Any], tensors: StateDict, hints: Hints, stated: Sequence[tuple[Any, str]]
-    ) -> tuple[Any, str] | list[tuple[int, int]]:
-        """Return the image size and its origin, or the possible sizes."""
-        config = self.config_of(arguments)
-        rows = tensors["pos_embed"].shape[1] if "pos_embed" in tensors else None
-        if config.position_embedding_type != "learned":
-            rows = None
-        return image_size_of(rows, _prefix_in_table(config), config.patch_shape, hints, stated)
-
-    def _squarest(self, arguments: Mapping[str, Any], tensors: StateDict) -> tuple[int, int]:
-        """Return the image size of the squarest grid with as many patches as the position table."""
-        config = self.config_of(arguments)
-        down, across = grids(tensors["pos_embed"].shape[1] - _prefix_in_table(config))[0]
-        return down * config.patch_shape[0], across * config.patch_shape[1]
+            missing = f"missing: '{self.projection}.weight'"
+            raise MappingError(f"a model of timm's {self.name} has a kernel over an image:", [missing])
+        return {"num_classes": classes_of(tensors), "in_chans": kernel.shape[1]}
 
     def faults(self, arguments: Mapping[str, Any], tensors: StateDict) -> list[str]:
         """Return how a state dict differs from the tensors of a model with these arguments."""
@@ -382,6 +374,139 @@ class Constructor(ABC):
             if name in tensors and tensors[name].shape != tensor.shape
         ]
         return faults
+
+    def given_by(self, architecture: str, model_args: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that a `config.json` adds to its architecture."""
+        return {name: value for name, value in model_args.items() if name not in self.silent_arguments}
+
+    def norms_shown(self, tensors: StateDict) -> dict[str, Any]:
+        """Return the arguments of the final norms that the tensors show, if the pooling is not the architecture's."""
+        return {}
+
+    def set_in_code(
+        self, arguments: dict[str, Any], given: Mapping[str, Any], tensors: StateDict, hints: Hints
+    ) -> tuple[dict[str, Any], list[Inference]]:
+        """Add the classes that the tensors show, and that no `config.json` can store, to the arguments.
+
+        Args:
+            arguments: The arguments of the architecture, updated by `config.json`.
+            given: The arguments in `config.json`.
+            tensors: The result of `shown`.
+            hints: The caller's hints.
+        """
+        return arguments, []
+
+    def describe_checkpoint(
+        self,
+        name: str,
+        model_args: Mapping[str, Any],
+        stated: Size | None,
+        tensors: StateDict,
+        hints: Hints,
+        source: str,
+        labels: Labels,
+    ) -> Description:
+        """Return the description of a named architecture, after checking that the tensors match it.
+
+        Args:
+            name: The architecture.
+            model_args: Arguments in `config.json` that differ from the architecture's.
+            stated: Image size in `config.json`.
+            tensors: The state dict.
+            hints: The caller's hints.
+            source: Origin of the name.
+            labels: Returns the label fields of our config for a number of classes.
+
+        Raises:
+            ExportError: lists the arguments without a counterpart in our model.
+            MappingError: lists how the tensors differ from the architecture's.
+            AmbiguousCheckpointError: for an unknown image size, or for arguments set in code.
+            CheckpointError: for hints that contradict the architecture.
+        """
+        shown, given = self.shown(tensors), self.given_by(name, model_args)
+        in_code: list[Inference] = []
+        arguments = {**self.defaults, **self.architectures[self.entrypoint(name)], **given}
+        arguments |= self.head_and_channels(arguments, shown)
+        self.config_of(arguments)  # raises an error for arguments without a counterpart
+        if source == CONFIG:
+            arguments, in_code = self.set_in_code(arguments, given, shown, hints)
+        native = (arguments["img_size"], f"the grid of {name}")
+        size = self._image_size(arguments, shown, hints, [(stated, CONFIG), native])
+        arguments["img_size"] = size[0] if size else self._squarest(arguments, shown)
+        if faults := self.faults(arguments, tensors):
+            raise MappingError(f"the tensors are not of {name}, which {source} names:", faults)
+        if isinstance(size, list):
+            raise AmbiguousCheckpointError(
+                f"{name} has another grid of patches, and {self.position_rows(shown)}: the size of its images is open",
+                {"image_size": size},
+            )
+        described = self.described(arguments, tensors, labels(arguments["num_classes"]))
+        config, inferences = described.config, [Inference("architecture", name, source)]
+        for key in UNSEEN:
+            value = "head_dim**-0.5" if key == "attention_scale" else getattr(config, key)
+            inferences.append(Inference(key, value, f"the architecture that {source} names"))
+        if hints.image_size is None:
+            inferences.append(Inference("image_size", *size))
+        inferences += [*in_code, *described.inferences]
+        description = replace(described, inferences=inferences, stated_by=source)
+        if said := unused_hints(replace(hints, architecture=None), description):
+            raise CheckpointError(
+                f"the hints contradict {name}, which {source} names: {'; '.join(said)}. Omit them"
+                f"{self.advice(config, hints)}"
+            )
+        return description
+
+    def advice(self, config: PlainViTConfig, hints: Hints) -> str:
+        """Return how a model opens that differs from its architecture, for the end of an error message."""
+        return ": a modified model opens from timm's folder with its config.json, or as a live module"
+
+    def position_rows(self, tensors: StateDict) -> str:
+        """Describe, for errors, the tensor that shows the number of patches."""
+        return f"pos_embed has {tensors['pos_embed'].shape[1]} rows"
+
+    def _image_size(
+        self, arguments: Mapping[str, Any], tensors: StateDict, hints: Hints, stated: Sequence[tuple[Any, str]]
+    ) -> tuple[Any, str] | list[tuple[int, int]]:
+        """Return the image size and its origin, or the possible sizes.
+
+        Args:
+            arguments: All of timm's arguments.
+            tensors: The result of `shown`.
+            hints: The caller's hints.
+            stated: Candidate sizes with their origins; the first that fits is used.
+
+        Raises:
+            CheckpointError: The caller's size does not match the number of rows.
+            MappingError: There are no rows for patches.
+        """
+        config = self.config_of(arguments)
+        if hints.image_size is not None:
+            stated = [(pair(hints.image_size), "the caller")]
+        if "pos_embed" not in tensors or config.position_embedding_type != "learned":
+            return next((pair(size), origin) for size, origin in stated if size is not None)
+        rows, patches = tensors["pos_embed"].shape[1], _patches_in_table(config, tensors)
+        if patches < 1:
+            raise MappingError("the position table has no row for a patch:", [f"pos_embed: {rows} rows"])
+        for size, origin in stated:
+            if size is not None and patches_in(size, config.patch_shape) == patches:
+                return pair(size), f"{origin}, and the {rows} rows of pos_embed"
+        if hints.image_size is not None and (fault := size_fault(stated[0][0], config.patch_shape, [patches])):
+            raise CheckpointError(fault)
+        return image_sizes(patches, config.patch_shape)
+
+    def _squarest(self, arguments: Mapping[str, Any], tensors: StateDict) -> tuple[int, int]:
+        """Return the image size of the squarest grid with as many patches as the position table."""
+        config = self.config_of(arguments)
+        down, across = grids(_patches_in_table(config, tensors))[0]
+        return down * config.patch_shape[0], across * config.patch_shape[1]
+
+    def could_be(self, arguments: Mapping[str, Any], tensors: StateDict) -> bool:
+        """Return whether the hidden size and the patch size match the tensors from `shown`."""
+        kernel = tensors.get(f"{self.projection}.weight")
+        if kernel is None:
+            return False
+        width, *_, patch = kernel.shape
+        return bool((arguments["embed_dim"], arguments["patch_size"]) == (width, patch))
 
     def fitting(self, tensors: StateDict, hints: Hints) -> list[str]:
         """Return the architectures whose tensors have these names and shapes and that match the caller's hints.
@@ -399,18 +524,18 @@ class Constructor(ABC):
                 size = self._image_size(arguments, shown, hints, [(arguments["img_size"], name)])
             except (CheckpointError, MappingError):
                 continue
-            pixels = size[0] if size else self._squarest(arguments, shown)
-            described = Description(self.config_of({**arguments, "img_size": pixels}))
+            arguments["img_size"] = size[0] if size else self._squarest(arguments, shown)
+            described = Description(self.config_of(arguments))
             if unused_hints(replace(hints, image_size=None, architecture=None), described):
                 continue
-            if not self.faults({**arguments, "img_size": pixels}, tensors):
+            if not self.faults(arguments, tensors):
                 ranked[name] = isinstance(size, list)
         return sorted(ranked, key=lambda name: ranked[name])
 
     def ask(self, tensors: StateDict, hints: Hints) -> PlainViTError:
         """Return the error for a state dict of this class without a given architecture."""
         names = self.fitting(tensors, hints)
-        whose = f"of timm's {self.name} ({self.class_path.split('.')[-2]}.py)"
+        whose = f"of timm's {self.name} ({self.class_paths[0].split('.')[-2]}.py)"
         if names:
             unseen = f"do not show {self.unseen}, nor all else that changes the logits; give"
             return AmbiguousCheckpointError(f"the tensors are those {whose}, and {unseen}", {"architecture": names})
@@ -419,33 +544,36 @@ class Constructor(ABC):
             "and hints; open the live module, or the folder with its config.json"
         )
 
-    def architecture_for(self, config: PlainViTConfig, layout: str | None) -> tuple[str, dict[str, Any]]:
-        """Return the name and the `model_args` with which timm builds this model from a `config.json`.
+    # Folders
 
-        JSON cannot store classes, so the name is the closest architecture with the same norms.
+    def first_convolution(self, config: PlainViTConfig) -> str:
+        """Return timm's name of the layer that reads the image."""
+        return self.projection
 
-        Raises:
-            ExportError: for a model that timm can build in Python but has no architecture for.
-        """
-        wanted = {**self.defaults, **self.arguments_for(config, layout)}
-        best: tuple[str, dict[str, Any]] | None = None
-        for name, own in self.architectures.items():
-            have = {**self.defaults, **own}
-            if any(have[key] != wanted[key] for key in self.code_only):
-                continue
-            args = {key: value for key, value in wanted.items() if have[key] != value}
-            if int(have["mlp_ratio"] * wanted["embed_dim"]) == int(wanted["mlp_ratio"] * wanted["embed_dim"]):
-                args.pop("mlp_ratio", None)
-            if best is None or len(args) < len(best[1]):
-                best = name, args
-        if best is None:
-            parts = [f"{key}={wanted[key]!r}" for key in self.code_only]
-            raise ExportError(
-                f"timm's {self.name} can build this model, but has no architecture for a config.json with:", parts
-            )
-        return best
+    def native_size(self, config: PlainViTConfig) -> dict[str, Any]:
+        """Return the argument for the native image size of a model."""
+        return {"img_size": config.image_shape}
+
+    def resampling(self, config: PlainViTConfig, size: Sequence[int]) -> dict[str, Any]:
+        """Return the arguments with which timm's model takes images of another size as our model does, if any."""
+        return {}
+
+    def changed_by_loading(self, config: PlainViTConfig) -> list[str]:
+        """Return what timm's own loader would change in this model when it reads a file."""
+        return []
 
 
-def _prefix_in_table(config: PlainViTConfig) -> int:
-    """Return the number of tokens before the patches that have rows in the position table."""
-    return config.num_prefix_tokens if config.position_embedding_on_prefix else 0
+def classes_of(tensors: StateDict) -> int:
+    """Return the number of classes of the head in a state dict."""
+    return tensors["head.weight"].shape[0] if "head.weight" in tensors else 0
+
+
+def patches_in(size: Size, patch_size: tuple[int, int]) -> int:
+    """Return the number of patches of an image, without partial patches."""
+    return math.prod(pixels // patch for pixels, patch in zip(pair(size), patch_size, strict=True))
+
+
+def _patches_in_table(config: PlainViTConfig, tensors: StateDict) -> int:
+    """Return the number of patches that have rows in the position table."""
+    prefix = config.num_prefix_tokens if config.position_embedding_on_prefix else 0
+    return int(tensors["pos_embed"].shape[1]) - prefix

@@ -1,40 +1,14 @@
-"""Meaning of timm's model names, so that checkpoints open, and errors name unsupported models, without timm.
+"""Names of timm's tensors and unsupported models, so that errors name these without timm.
 
-`make architectures` writes the tables, and `tests/sources/test_timm_architectures.py` compares them with the
-installed timm.
+`make architectures` writes the table, and `tests/sources/test_timm_architectures.py` compares it with the installed
+timm.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple
 
 from ...tables.data_files import data_file
-
-
-class PlainNames(NamedTuple):
-    """Names of plain Vision Transformers.
-
-    Args:
-        timm: The release of timm.
-        architectures: The arguments of all entrypoints of `vision_transformer.py` and `deit.py`, and of the paper's
-            hybrids in `vision_transformer_hybrid.py`. Three arguments are not timm's: `distilled` selects the class
-            with a distillation token, `norm_eps` is the epsilon bound to `norm_layer`, and `stem_depths` the stages
-            of a hybrid's ResNet.
-        any_size: The entrypoints whose models take images of any size.
-        old_names: Names of earlier releases that timm still maps and that older folders contain.
-        published_files: Model and tag of each published file whose name ends in a prefix of its SHA-256.
-    """
-
-    timm: str
-    architectures: dict[str, dict[str, Any]]
-    any_size: Sequence[str]
-    old_names: Mapping[str, str]
-    published_files: Mapping[str, str]
-
-
-def plain_names() -> PlainNames:
-    """Return the names of plain Vision Transformers."""
-    return PlainNames(**data_file("timm/architectures.json"))
 
 
 class Family(NamedTuple):
@@ -60,3 +34,30 @@ def families() -> dict[str, Family]:
         file: Family(family["title"], family["entrypoints"], frozenset(family["marks"]), frozenset(family["others"]))
         for file, family in data_file("timm/families.json")["families"].items()
     }
+
+
+def part_of(name: str) -> str:
+    """Return the module of a tensor without numbers: "blocks.{}.attn.qkv" for "blocks.3.attn.qkv.bias"."""
+    parts = ["{}" if part.isdigit() else part for part in name.split(".")]
+    return ".".join(parts[:-1] if parts[-1] in ("weight", "bias", "running_mean", "running_var") else parts)
+
+
+def families_of(names: Collection[str], known: Collection[str] = ()) -> list[str]:
+    """Return the files of timm, with their titles, that are the only ones to which tensors with these names can belong.
+
+    A file is recognised by parts that no other timm model has. All other parts in the same modules must be its own too:
+    users replace heads and add parts, but not inside the layers.
+
+    Args:
+        names: Names of the tensors.
+        known: The parts of timm's VisionTransformer.
+    """
+    parts = {part_of(name) for name in names if not name.endswith("num_batches_tracked")}
+    found = parts & set().union(*(family.marks for family in families().values()))
+    modules = {part.partition(".")[0] for part in found}
+    inside = {part for part in parts if part.partition(".")[0] in modules}
+    return [
+        f"{file}.py ({family.title})"
+        for file, family in families().items()
+        if found and found <= family.marks and inside <= family.marks | family.others | set(known)
+    ]

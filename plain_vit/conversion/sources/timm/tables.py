@@ -9,7 +9,7 @@ import torch
 
 from ....configuration_plain_vit import PlainViTConfig
 from ...tables.engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_KV, SPLIT_QKV, Row, Transform
-from .shapes import part_of
+from .names import part_of
 
 # The parallel block fuses the first layer of the MLP, query, key and value, in this order.
 SPLIT_MLP_QKV = Transform(

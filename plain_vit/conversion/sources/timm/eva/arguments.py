@@ -6,23 +6,17 @@ Source: timm 1.0.31, `timm/models/eva.py`, `timm/layers/pos_embed_sincos.py`, `t
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch import nn
-
 from .....configuration_plain_vit import PlainViTConfig
 from ....tables.infer import pair
 from .. import constructor
 from ..arguments import NEGATED, QK_NORMS, Argument, ratio_of, timm_name_for
+from ..modules import is_there
 
 POOLINGS = {"avg": "mean", "token": "cls", "": "none", "max": "max", "avgmax": "mean_max", "map": "map"}
 ATTENTIONS = ("eva", "rope")
 ROTATIONS = {"cat": "axial", "dinov3": "axial", "mixed": "mixed"}
 AXES = {"ij": "yx", "xy": "xy"}
 TABLES = {True: "learned", False: "none"}
-
-
-def _has(part: str, name: str) -> Any:
-    """Return a function that checks that a part of a live model is not the identity."""
-    return lambda m: not isinstance(getattr(getattr(m, part), name), nn.Identity)
 
 
 # Values that depend on several arguments or fields are corrected in `joint_fields` and `joint_arguments`.
@@ -32,12 +26,12 @@ ARGUMENTS = (
     Argument("num_kv_heads", None, "num_key_value_heads", module=lambda m: m.num_kv_heads),
     Argument("qkv_bias", True, "qkv_bias", module=lambda m: m.qkv_bias),
     Argument("qkv_fused", True, module=lambda m: m.attention.qkv is not None),
-    Argument("qk_norm", False, "qk_norm", QK_NORMS, module=_has("attention", "q_norm")),
+    Argument("qk_norm", False, "qk_norm", QK_NORMS, module=lambda m: is_there(m.attention.q_norm)),
     Argument("swiglu_mlp", False, module=lambda m: m.mlp_type != "Mlp"),
     Argument("swiglu_align_to", 0,
-             module=lambda m: int(m.mlp_type == "SwiGLU" and isinstance(m.mlp.norm, nn.Identity))),
-    Argument("scale_mlp", False, "mlp_inner_norm", module=_has("mlp", "norm")),
-    Argument("scale_attn_inner", False, "attention_inner_norm", module=_has("attention", "norm")),
+             module=lambda m: int(m.mlp_type == "SwiGLU" and not is_there(m.mlp.norm))),
+    Argument("scale_mlp", False, "mlp_inner_norm", module=lambda m: is_there(m.mlp.norm)),
+    Argument("scale_attn_inner", False, "attention_inner_norm", module=lambda m: is_there(m.attention.norm)),
     Argument("attn_type", "eva", module=lambda m: m.attn_type),
     Argument("pos_drop_rate", 0.0, "embedding_dropout_prob", module=lambda m: m.model.pos_drop.p),
     Argument("patch_drop_rate", 0.0, "patch_dropout_prob", module=lambda m: getattr(m.model.patch_drop, "prob", 0.0)),
@@ -62,9 +56,9 @@ ARGUMENTS = (
     Argument("rope_mrope_section", None),
     Argument("ref_feat_shape", None, module=lambda m: getattr(m.model.rope, "ref_feat_shape", None)),
     Argument("use_post_norm", False, module=lambda m: type(m.block).__name__ == "EvaBlockPostNorm"),
-    Argument("use_pre_transformer_norm", False, "embedding_norm", module=_has("model", "norm_pre")),
-    Argument("use_post_transformer_norm", None, module=_has("model", "norm")),
-    Argument("use_fc_norm", None, module=_has("model", "fc_norm")),
+    Argument("use_pre_transformer_norm", False, "embedding_norm", module=lambda m: is_there(m.model.norm_pre)),
+    Argument("use_post_transformer_norm", None, module=lambda m: is_there(m.model.norm)),
+    Argument("use_fc_norm", None, module=lambda m: is_there(m.model.fc_norm)),
     Argument("attn_pool_num_heads", None, module=lambda m: getattr(m.model.attn_pool, "num_heads", None)),
     Argument("attn_pool_mlp_ratio", None,
              module=lambda m: None if m.model.attn_pool is None else
@@ -187,7 +181,7 @@ def _rope_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
     """Return the arguments that depend on several fields of our config."""
-    dropout, rope = config.embedding_dropout_prob, config.group("rope_parameters")
+    rope = config.group("rope_parameters")
     width = config.pooling_intermediate_size
     resamples = config.position_resampling == "bicubic_antialias" and not config.drop_partial_patches
     before, after = (config.final_norm in (place, "both") for place in ("before_pooling", "after_pooling"))
@@ -195,7 +189,6 @@ def joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
         "swiglu_mlp": config.mlp_type != "mlp",
         "swiglu_align_to": int(config.mlp_type == "swiglu" and not config.mlp_inner_norm),
         "attn_type": "rope" if (config.qkv_bias and config.key_bias) or config.num_key_value_heads else "eva",
-        "pos_drop_rate": config.hidden_dropout_prob if dropout is None else dropout,
         "use_rot_pos_emb": config.rope_type != "none",
         "rope_type": "mixed"
         if config.rope_type == "mixed"

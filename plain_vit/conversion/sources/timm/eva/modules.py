@@ -8,7 +8,7 @@ import torch
 
 from ....tables.compare_modules import class_name
 from .. import modules
-from ..constructor import Parts
+from ..modules import Parts
 
 CLASSES = {
     **modules.CLASSES,

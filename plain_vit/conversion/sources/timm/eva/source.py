@@ -10,7 +10,7 @@ from .....errors import ExportError
 from ....tables.engine import SPLIT_QKV, Row
 from ....tables.format import Description, StateDict
 from ..constructor import Constructor
-from ..shapes import part_of
+from ..names import part_of
 from ..tables import EMBEDDING_ROWS, HEAD_ROWS, QKV, WITHOUT_KEY_BIAS_ROWS, kernel_row, mlp_rows, parts_of
 from . import originals
 from .arguments import ARGUMENTS, joint_arguments, joint_fields, separate_by_default, without_counterpart
@@ -47,7 +47,7 @@ class Eva(Constructor):
     """
 
     name = "Eva"
-    class_path = "timm.models.eva.Eva"
+    class_paths = ("timm.models.eva.Eva",)
     layouts = (FUSED, SEPARATE, *originals.LAYOUTS)
     old_layouts = originals.LAYOUTS
     data_file = "timm/eva/architectures.json"
@@ -58,6 +58,9 @@ class Eva(Constructor):
     blocks = ("EvaBlock", "EvaBlockPostNorm")
     free = ("attn_type", "dynamic_img_size", "rope_rotate_half")
     unseen = "how queries and keys are rotated, if they are"
+    without_counterpart = staticmethod(without_counterpart)
+    joint_fields = staticmethod(joint_fields)
+    changed_buffers = staticmethod(changed_buffers)
 
     def layout_of(self, arguments: Mapping[str, Any]) -> str:
         """Return the layout of the tensors for timm's arguments."""
@@ -75,19 +78,11 @@ class Eva(Constructor):
             return super().described(arguments, tensors, fields)
         return originals.described(self.config_of(arguments, **fields), tensors, layout)
 
-    def without_counterpart(self, given: Mapping[str, Any]) -> list[str]:
-        """Return the arguments, and combinations of them, without a counterpart in our model."""
-        return without_counterpart(given)
-
     def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments that keep the final norms in place if the pooling is changed after construction."""
         where = self.config_of(arguments).final_norm
         return {"use_post_transformer_norm": where in ("before_pooling", "both"),
                 "use_fc_norm": where in ("after_pooling", "both")}  # fmt: skip
-
-    def joint_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of our config that depend on several arguments, or on part of one."""
-        return joint_fields(given)
 
     def joint_arguments(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
         """Return the arguments that depend on several fields of our config, or on the layout."""
@@ -100,10 +95,6 @@ class Eva(Constructor):
         if resamples and config.position_resampling != "bicubic_antialias":
             lost.append(f"position_resampling={config.position_resampling!r} (there it would be 'bicubic_antialias')")
         return lost
-
-    def changed_buffers(self, module: Any) -> list[str]:
-        """Return the non-persistent buffers whose values differ from the values that timm computes."""
-        return changed_buffers(module)
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the table of tensors (default: for the layout of `build`)."""

@@ -16,10 +16,12 @@ from ....tables.engine import Row, each
 from ....tables.format import Hints, StateDict
 from ....tables.infer import pair
 from ..arguments import ACTIVATIONS, NORMS, QK_NORMS, Argument, ratio_of
-from ..constructor import ARGUMENTS, Constructor, Parts
+from ..constructor import ARGUMENTS, Constructor, classes_of
+from ..modules import Parts, is_there
 from ..tables import HEAD_ROWS, sequential_rows
 
-KERNEL = "embeds.proj.weight"
+PROJECTION = "embeds.proj"
+KERNEL = f"{PROJECTION}.weight"
 POOLINGS = {"map": "map", "avg": "mean", "token": "cls", "": "none", "max": "max", "avgmax": "mean_max"}
 POSITIONS = {"learned": "learned", "factorized": "factorized", "none": "none", "": "none"}
 TABLES = ("learned", "factorized")
@@ -79,10 +81,6 @@ class NaFlexParts(Parts):
         pool = self.model.attn_pool
         return None if pool is None else ratio_of(pool.mlp.fc1.out_features, self.model.embed_dim)
 
-    def has(self, name: str) -> bool:
-        """Return whether a part of the model is not the identity."""
-        return not isinstance(getattr(self.model, name), nn.Identity)
-
 
 # Arguments that only this class has, or that it names or stores differently.
 OWN = (
@@ -95,11 +93,11 @@ OWN = (
     Argument("global_pool", "map", "pooling", POOLINGS, module=lambda m: m.model.global_pool),
     Argument("qkv_bias", True, "qkv_bias", module=lambda m: m.attention.qkv.bias is not None),
     Argument("qk_norm", False, "qk_norm", QK_NORMS,
-             module=lambda m: not isinstance(m.attention.q_norm, nn.Identity)),
+             module=lambda m: is_there(m.attention.q_norm)),
     Argument("proj_bias", True, "mlp_bias", module=lambda m: m.attention.proj.bias is not None),
-    Argument("scale_mlp_norm", False, "mlp_inner_norm", module=lambda m: not isinstance(m.mlp.norm, nn.Identity)),
+    Argument("scale_mlp_norm", False, "mlp_inner_norm", module=lambda m: is_there(m.mlp.norm)),
     Argument("scale_attn_inner_norm", False, "attention_inner_norm",
-             module=lambda m: not isinstance(m.attention.norm, nn.Identity)),
+             module=lambda m: is_there(m.attention.norm)),
     Argument("init_values", None, "layer_scale_init_value",
              module=lambda m: getattr(m.block.ls1, "init_values", None)),
     Argument("pos_drop_rate", 0.0, "embedding_dropout_prob", module=lambda m: m.embeds.pos_drop.p),
@@ -117,10 +115,10 @@ OWN = (
     Argument("embed_proj_type", "linear", "patch_projection", PROJECTIONS,
              module=lambda m: "linear" if m.embeds.is_linear else "conv"),
     Argument("embed_norm_layer", None,
-             module=lambda m: None if isinstance(m.embeds.norm, nn.Identity) else m.name_of(m.embeds.norm)),
-    Argument("pre_norm", False, "embedding_norm", module=lambda m: m.has("norm_pre")),
-    Argument("final_norm", True, module=lambda m: m.has("norm") or m.has("fc_norm")),
-    Argument("fc_norm", None, module=lambda m: m.has("fc_norm")),
+             module=lambda m: m.name_of(m.embeds.norm) if is_there(m.embeds.norm) else None),
+    Argument("pre_norm", False, "embedding_norm", module=lambda m: is_there(m.model.norm_pre)),
+    Argument("final_norm", True, module=lambda m: is_there(m.model.norm) or is_there(m.model.fc_norm)),
+    Argument("fc_norm", None, module=lambda m: is_there(m.model.fc_norm)),
     Argument("pool_include_prefix", False, "pool_prefix_tokens", module=lambda m: m.model.pool_include_prefix),
     Argument("attn_pool_num_heads", None, module=lambda m: getattr(m.model.attn_pool, "num_heads", None)),
     Argument("attn_pool_mlp_ratio", None, module=lambda m: m.attn_pool_mlp_ratio),
@@ -142,7 +140,7 @@ class NaFlexVit(Constructor):
     """timm's NaFlexVit, without rotary embeddings."""
 
     name = "NaFlexVit"
-    class_path = "timm.models.naflexvit.NaFlexVit"
+    class_paths = ("timm.models.naflexvit.NaFlexVit",)
     layouts = ("naflexvit",)
     data_file = "timm/naflex/architectures.json"
     arguments = (*(one for one in ARGUMENTS if one.name not in {own.name for own in OWN}), *OWN, *UNREAD)
@@ -153,6 +151,7 @@ class NaFlexVit(Constructor):
         "rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords", "rope_mrope_section",
     })  # fmt: skip
     code_only = ("norm_eps",)
+    projection = PROJECTION
     parts = NaFlexParts
     blocks = ("Block",)
     # Without a map of positions, some of these have no effect and are not in our config.
@@ -172,10 +171,6 @@ class NaFlexVit(Constructor):
         if given["global_pool"] == "token" and not given["class_token"]:
             unknown.append("global_pool='token' without a class token, which timm refuses")
         return unknown
-
-    def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that keep the final norms in place if the pooling is changed after construction."""
-        return {"fc_norm": self.config_of(arguments).final_norm == "after_pooling"}
 
     def joint_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of our config that depend on several arguments, or on part of one."""
@@ -199,7 +194,7 @@ class NaFlexVit(Constructor):
 
     def joint_arguments(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
         """Return the arguments that depend on several fields of our config, or on the layout."""
-        dropout, width = config.embedding_dropout_prob, config.pooling_intermediate_size
+        width = config.pooling_intermediate_size
         mode, _, option = config.position_resampling.partition("_")
         learned, after = config.position_embedding_type == "learned", config.final_norm == "after_pooling"
         resampled = {
@@ -209,7 +204,6 @@ class NaFlexVit(Constructor):
         }
         return {
             **(resampled if learned and mode in MODES else {}),
-            "pos_drop_rate": config.hidden_dropout_prob if dropout is None else dropout,
             "embed_norm_layer": "layernorm" if config.norm_type == "layer_norm" else "rmsnorm",
             **({} if config.patch_post_norm else {"embed_norm_layer": None}),
             "final_norm": config.final_norm != "none",
@@ -263,12 +257,12 @@ class NaFlexVit(Constructor):
 
     def head_and_channels(self, arguments: Mapping[str, Any], tensors: StateDict) -> dict[str, Any]:
         """Return the arguments that users commonly change and that the tensors show."""
-        head, kernel = tensors.get("head.weight"), tensors.get(KERNEL)
+        kernel = tensors.get(KERNEL)
         if kernel is None:
             raise MappingError("a NaFlexVit of timm has a projection of patches:", [f"missing: {KERNEL!r}"])
         height, width = pair(arguments["patch_size"])
         channels = kernel.shape[1] if kernel.ndim == 4 else kernel.shape[1] // (height * width)
-        return {"num_classes": 0 if head is None else head.shape[0], "in_chans": channels}
+        return {"num_classes": classes_of(tensors), "in_chans": channels}
 
     def position_rows(self, tensors: StateDict) -> str:
         """Describe, for errors, the tensor that shows the number of patches."""

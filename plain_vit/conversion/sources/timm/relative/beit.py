@@ -1,7 +1,6 @@
 """timm's Beit: BEiT, and BEiT v2."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -10,8 +9,9 @@ from torch import nn
 from .....configuration_plain_vit import PlainViTConfig
 from .....positions_plain_vit import distances_of
 from ....tables.engine import Row, Tensors, Transform
-from ....tables.format import Description, Hints, StateDict
+from ....tables.format import Description, StateDict
 from ..arguments import Argument
+from ..modules import is_there
 from ..tables import EMBEDDING_ROWS, HEAD_ROWS, WITHOUT_KEY_BIAS_ROWS, kernel_row, mlp_rows
 from .constructor import ARGUMENTS, OUR_BIAS, OUR_SHARED_BIAS, TABLE, RelativeConstructor
 
@@ -54,7 +54,7 @@ class Beit(RelativeConstructor):
     """
 
     name = "Beit"
-    class_path = "timm.models.beit.Beit"
+    class_paths = ("timm.models.beit.Beit",)
     layouts = ("beit", "beit_index")
     old_layouts = ("beit_index",)
     data_file = "timm/relative/beit_architectures.json"
@@ -66,14 +66,14 @@ class Beit(RelativeConstructor):
         Argument("qkv_bias", True, "qkv_bias", module=lambda m: m.attention.q_bias is not None),
         Argument("swiglu_mlp", False, "mlp_type", {False: "mlp", True: "swiglu"},
                  module=lambda m: m.name_of(m.mlp) != "Mlp"),
-        Argument("scale_mlp", False, "mlp_inner_norm", module=lambda m: not isinstance(m.mlp.norm, nn.Identity)),
+        Argument("scale_mlp", False, "mlp_inner_norm", module=lambda m: is_there(m.mlp.norm)),
         Argument("pos_drop_rate", 0.0, "embedding_dropout_prob", module=lambda m: m.model.pos_drop.p),
         Argument("init_values", None, "layer_scale_init_value", module=lambda m: m.block.init_values),
         Argument("use_abs_pos_emb", True, "position_embedding_type", {True: "learned", False: "none"},
                  module=lambda m: m.model.pos_embed is not None),
         Argument("use_rel_pos_bias", False, module=lambda m: m.attention.relative_position_bias_table is not None),
         Argument("use_shared_rel_pos_bias", False, module=lambda m: m.model.rel_pos_bias is not None),
-        Argument("use_fc_norm", None, module=lambda m: not isinstance(m.model.fc_norm, nn.Identity)),
+        Argument("use_fc_norm", None, module=lambda m: is_there(m.model.fc_norm)),
     )  # fmt: skip
 
     def without_counterpart(self, given: Mapping[str, Any]) -> list[str]:
@@ -101,11 +101,10 @@ class Beit(RelativeConstructor):
 
     def joint_arguments(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
         """Return the arguments that depend on several fields of our config, or on the layout."""
-        dropout, shared = config.embedding_dropout_prob, config.group("relative_position_bias")["shared"]
+        shared = config.group("relative_position_bias")["shared"]
         has_table = config.relative_position_bias is not None
         after = config.final_norm == "after_pooling"
         return {
-            "pos_drop_rate": config.hidden_dropout_prob if dropout is None else dropout,
             "use_rel_pos_bias": has_table and not shared,
             "use_shared_rel_pos_bias": has_table and shared,
             "use_fc_norm": None if after == (config.pooling == "mean") else after,
@@ -121,24 +120,10 @@ class Beit(RelativeConstructor):
         """Return whether these names certainly belong to this class, not to a VisionTransformer."""
         return super().is_certain([name for name in names if not name.endswith(f".{INDEX}")])
 
-    def describe_checkpoint(
-        self,
-        name: str,
-        changes: Mapping[str, Any],
-        stated: Sequence[tuple[Any, str]],
-        tensors: StateDict,
-        hints: Hints,
-        source: str,
-        labels: Any,
-    ) -> Description:
-        """Return the description of a named architecture, after checking that the tensors match it."""
-        todays = _todays(tensors)
-        description = super().describe_checkpoint(name, changes, stated, todays, hints, source, labels)
-        return description if len(todays) == len(tensors) else replace(description, layout="beit_index")
-
-    def fitting(self, tensors: StateDict, hints: Hints) -> list[str]:
-        """Return the architectures whose tensors have these names and shapes and that match the caller's hints."""
-        return super().fitting(_todays(tensors), hints)
+    def described(self, arguments: Mapping[str, Any], tensors: StateDict, fields: Mapping[str, Any]) -> Description:
+        """Return the config and the layout of a state dict."""
+        layout = "beit_index" if any(name.endswith(f".{INDEX}") for name in tensors) else "beit"
+        return Description(self.config_of(arguments, **fields), layout)
 
     def construct(self, arguments: dict[str, Any]) -> nn.Module:
         """Return the model that timm builds from these arguments."""
@@ -153,11 +138,6 @@ def _with_index(row: Row) -> Row:
     if not source.endswith(TABLE):
         return row
     return Row((source, source.removesuffix(TABLE) + INDEX), row.ours, WITH_INDEX)
-
-
-def _todays(tensors: StateDict) -> dict[str, torch.Tensor]:
-    """Return the tensors that current releases of timm also save: all except the index."""
-    return {name: tensors[name] for name in tensors if not name.endswith(f".{INDEX}")}
 
 
 BEIT = Beit()

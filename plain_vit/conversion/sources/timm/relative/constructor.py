@@ -17,7 +17,7 @@ from ....tables.infer import pair
 from .. import constructor
 from ..arguments import Argument
 from ..constructor import Constructor
-from ..shapes import part_of
+from ..names import part_of
 from ..tables import parts_of
 
 POOLINGS = {"avg": "mean", "token": "cls", "": "none"}

@@ -8,7 +8,7 @@ from torch import nn
 from .....configuration_plain_vit import PlainViTConfig
 from ....tables.engine import Row
 from ..arguments import ACTIVATIONS, QK_NORMS, Argument, timm_name_for
-from ..constructor import Parts
+from ..modules import Parts, is_there
 from ..tables import rows_of
 from .constructor import ARGUMENTS, OUR_BIAS, OUR_SHARED_BIAS, TABLE, RelativeConstructor
 
@@ -45,7 +45,7 @@ class VisionTransformerRelPos(RelativeConstructor):
     """timm's VisionTransformerRelPos."""
 
     name = "VisionTransformerRelPos"
-    class_path = "timm.models.vision_transformer_relpos.VisionTransformerRelPos"
+    class_paths = ("timm.models.vision_transformer_relpos.VisionTransformerRelPos",)
     layouts = ("relpos",)
     data_file = "timm/relative/relpos_architectures.json"
     silent_arguments = frozenset({"weight_init", "fix_init"})
@@ -56,10 +56,10 @@ class VisionTransformerRelPos(RelativeConstructor):
         *ARGUMENTS,
         Argument("qkv_bias", True, "qkv_bias", module=lambda m: m.attention.qkv.bias is not None),
         Argument("qk_norm", False, "qk_norm", QK_NORMS,
-                 module=lambda m: not isinstance(m.attention.q_norm, nn.Identity)),
+                 module=lambda m: is_there(m.attention.q_norm)),
         Argument("init_values", 1e-6, "layer_scale_init_value", module=_init_values),
         Argument("class_token", False, "use_class_token", module=lambda m: m.model.cls_token is not None),
-        Argument("fc_norm", False, module=lambda m: not isinstance(m.model.fc_norm, nn.Identity)),
+        Argument("fc_norm", False, module=lambda m: is_there(m.model.fc_norm)),
         Argument("rel_pos_type", "mlp", words=KINDS, module=_kind),
         Argument("rel_pos_dim", None,
                  module=lambda m: _bias(m).mlp.fc1.out_features if hasattr(_bias(m), "mlp") else None),
@@ -73,10 +73,6 @@ class VisionTransformerRelPos(RelativeConstructor):
         if given["global_pool"] == "token" and not given["class_token"]:
             return ["global_pool='token' without a class token, which timm refuses"]
         return []
-
-    def norms_of(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that keep the final norms in place if the pooling is changed after construction."""
-        return {}  # no norm depends on the pooling
 
     def joint_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of our config that depend on several arguments, or on part of one."""

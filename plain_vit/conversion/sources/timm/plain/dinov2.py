@@ -7,14 +7,13 @@ import copy
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from ....configuration_plain_vit import PlainViTConfig
-from ....errors import CheckpointError
-from ...tables.engine import ADD_FIRST_AXIS, Row, Tensors, Transform
-from ...tables.format import Inference
+from .....configuration_plain_vit import PlainViTConfig
+from .....errors import CheckpointError
+from ....tables.engine import ADD_FIRST_AXIS, Row, Tensors, Transform
+from ....tables.format import Inference
 
 LAYOUT = "dinov2"
 # If the blocks were split for sharded training: blocks.{chunk}.{block}.
@@ -91,27 +90,22 @@ def without_mask_token(config: PlainViTConfig) -> PlainViTConfig:
     return inside
 
 
-def adapted(
-    config: PlainViTConfig, tensors: Collection[str], inferences: list[Inference]
-) -> tuple[PlainViTConfig, list[Inference]]:
+def adapt(config: PlainViTConfig, tensors: Collection[str]) -> Inference:
     """Add what timm's model lacks to the config: the mask token, and a position for the class token.
 
     Args:
-        config: Our config of timm's model.
+        config: Our config of timm's model, changed in place.
         tensors: Names of the tensors in DINOv2's checkpoint.
-        inferences: The inferences of the config.
+
+    Returns:
+        The origin of how positions are resampled.
     """
     with_registers = config.num_register_tokens > 0
-    fields: dict[str, Any] = {
-        "use_mask_token": "mask_token" in tensors,
-        "position_embedding_on_prefix": True,
-        "position_resampling": "bicubic_antialias" if with_registers else "bicubic",
-    }
-    for name, value in fields.items():
-        setattr(config, name, value)
+    config.use_mask_token = "mask_token" in tensors
+    config.position_embedding_on_prefix = True
+    config.position_resampling = "bicubic_antialias" if with_registers else "bicubic"
     source = "DINOv2's code, with registers" if with_registers else "DINOv2's code, but for its offset of 0.1"
-    kept = [one for one in inferences if one.field != "position_embedding_on_prefix"]
-    return config, [*kept, Inference("position_resampling", config.position_resampling, source)]
+    return Inference("position_resampling", config.position_resampling, source)
 
 
 def rows(timm_rows: list[Row], config: PlainViTConfig, layout: str) -> list[Row]:
