@@ -277,7 +277,7 @@ TINY, EVA02, BEIT = "vit_tiny_patch16_224", "eva02_tiny_patch14_224", "beit_base
         (EVA02, lambda module: module.to(torch.bfloat16).float(),
          "rope.pos_embed has not the values.*init_non_persistent_buffers"),
         (EVA02, _set("rope", "bands", torch.tensor([1.0, 3.0])), "rope.bands has not the values"),
-        (EVA02, _give_keys_a_bias, "blocks.1.attn.k_bias is not zero"),
+        (EVA02, _give_keys_a_bias, "blocks.1.attn.k_bias has not the values"),
         (EVA02, _set("rope", "temperature", 50.0), "rope.bands has not the values"),
         (EVA02, _set("blocks.0.attn", "gate", nn.Linear(56, 56)), "blocks.0.attn.gate"),
         (EVA02, _set("blocks.1.norm2", "eps", 1e-3), "blocks.1.norm2.eps is 0.001, not 1e-06"),

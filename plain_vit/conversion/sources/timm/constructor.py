@@ -3,6 +3,7 @@
 To add a class, write a package with a table of its arguments and add one line to `CONSTRUCTORS` in `constructors.py`.
 """
 
+import copy
 import functools
 import math
 from abc import ABC, abstractmethod
@@ -66,7 +67,6 @@ class Constructor(ABC):
         data_file: The file with its entrypoints.
         arguments: The arguments of its constructor that affect the outputs.
         parts: The parts of a live model that the table reads.
-        classes: Names of its modules' classes; classes with the same name compute the same.
         blocks: The classes of its blocks.
         block_module: The Python module of the blocks, if it is not the model's.
         projection: timm's name of the patch projection.
@@ -75,6 +75,7 @@ class Constructor(ABC):
         code_only: Arguments that no `config.json` can store, because they are classes.
         unseen: What its tensors do not show, for the error message.
         any_size: Whether the position grid of its models does not determine the image size.
+        most_elongated: Ratio of sides beyond which a grid is implausible.
     """
 
     name: str
@@ -84,7 +85,6 @@ class Constructor(ABC):
     data_file: str
     arguments: tuple[Argument, ...]
     parts: type[Parts] = Parts
-    classes: Mapping[str, str] = CLASSES
     blocks: Collection[str]
     block_module: str | None = None
     projection: str = "patch_embed.proj"
@@ -93,6 +93,7 @@ class Constructor(ABC):
     code_only: tuple[str, ...] = ("norm_layer", "norm_eps")
     unseen: str
     any_size: bool = False
+    most_elongated: float = math.inf
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
@@ -116,7 +117,9 @@ class Constructor(ABC):
 
     def takes_any_size(self, architecture: str, model_args: Mapping[str, Any]) -> bool:
         """Return whether timm's model of an architecture with these arguments takes images of any size."""
-        default = self.architectures[self.entrypoint(architecture)].get("dynamic_img_size", self.any_size)
+        name = self.entrypoint(architecture)
+        is_listed = self.any_size or name in data_file(self.data_file).get("any_size", ())
+        default = self.architectures[name].get("dynamic_img_size", is_listed)
         return bool(model_args.get("dynamic_img_size", default))
 
     # Arguments and our config
@@ -307,7 +310,7 @@ class Constructor(ABC):
         config, layout = self.config_of(arguments, **labels(arguments["num_classes"])), self.layout_of(arguments)
         with torch.device("meta"):
             rebuilt = self.rebuild(module, config, layout, arguments)
-        faults = differences(module, rebuilt, self.classes, SILENT_ATTRIBUTES)
+        faults = differences(module, rebuilt, CLASSES, SILENT_ATTRIBUTES)
         if faults := [*faults, *self.changed_buffers(module)]:
             raise ExportError(
                 "plain-vit does not know parts of this timm model (what it is, not what it would become):", faults
@@ -322,7 +325,21 @@ class Constructor(ABC):
 
     def changed_buffers(self, module: Any) -> list[str]:
         """Return the non-persistent buffers whose values differ from the values that timm computes."""
-        return []
+        faults = []
+        for path, part in module.named_modules():
+            buffers = {name: one for name, one in part._buffers.items() if one is not None and not one.is_meta}
+            if not buffers or not hasattr(part, "init_non_persistent_buffers"):
+                continue
+            fresh = copy.copy(part)
+            fresh._buffers = part._buffers | {name: torch.empty_like(one) for name, one in buffers.items()}
+            fresh.init_non_persistent_buffers()
+            faults += [
+                f"{path}.{name} has not the values of its settings, such as after a cast to another dtype and back: "
+                f"module.get_submodule({path!r}).init_non_persistent_buffers() computes them again"
+                for name, one in buffers.items()
+                if not _same(one, fresh._buffers[name])
+            ]
+        return faults
 
     # Tensors
 
@@ -508,13 +525,15 @@ class Constructor(ABC):
         width, *_, patch = kernel.shape
         return bool((arguments["embed_dim"], arguments["patch_size"]) == (width, patch))
 
-    def fitting(self, tensors: StateDict, hints: Hints) -> list[str]:
+    def fitting(self, tensors: StateDict, hints: Hints) -> dict[str, Sequence[tuple[int, int]] | None]:
         """Return the architectures whose tensors have these names and shapes and that match the caller's hints.
 
-        A match does not prove that the model is one of them. Architectures with this grid of patches come first.
+        A match does not prove that the model is one of them. Architectures with this grid of patches come first, then
+        those for which the position table has a square grid. The values are the possible image sizes, or None for the
+        architecture's own.
         """
         shown = self.shown(tensors)
-        ranked = {}
+        found: dict[str, Sequence[tuple[int, int]] | None] = {}
         for name, own in self.architectures.items():
             arguments = {**self.defaults, **own}
             if not self.could_be(arguments, shown):
@@ -524,17 +543,17 @@ class Constructor(ABC):
                 size = self._image_size(arguments, shown, hints, [(arguments["img_size"], name)])
             except (CheckpointError, MappingError):
                 continue
-            arguments["img_size"] = size[0] if size else self._squarest(arguments, shown)
+            height, width = arguments["img_size"] = size[0] if size else self._squarest(arguments, shown)
             described = Description(self.config_of(arguments))
-            if unused_hints(replace(hints, image_size=None, architecture=None), described):
+            unused = unused_hints(replace(hints, image_size=None, architecture=None), described)
+            if unused or width > self.most_elongated * height or self.faults(arguments, tensors):
                 continue
-            if not self.faults(arguments, tensors):
-                ranked[name] = isinstance(size, list)
-        return sorted(ranked, key=lambda name: ranked[name])
+            found[name] = size if isinstance(size, list) else None
+        return dict(sorted(found.items(), key=lambda item: 0 if item[1] is None else 1 if item[1] else 2))
 
     def ask(self, tensors: StateDict, hints: Hints) -> PlainViTError:
         """Return the error for a state dict of this class without a given architecture."""
-        names = self.fitting(tensors, hints)
+        names = list(self.fitting(tensors, hints))
         whose = f"of timm's {self.name} ({self.class_paths[0].split('.')[-2]}.py)"
         if names:
             unseen = f"do not show {self.unseen}, nor all else that changes the logits; give"
@@ -571,6 +590,12 @@ def classes_of(tensors: StateDict) -> int:
 def patches_in(size: Size, patch_size: tuple[int, int]) -> int:
     """Return the number of patches of an image, without partial patches."""
     return math.prod(pixels // patch for pixels, patch in zip(pair(size), patch_size, strict=True))
+
+
+def _same(buffer: torch.Tensor, computed: torch.Tensor) -> bool:
+    """Return whether two buffers are equal, except for sines and logarithms, which GPUs and CPUs round differently."""
+    exact = buffer.device.type == "cpu" or not buffer.is_floating_point()
+    return torch.allclose(buffer, computed, rtol=0, atol=0 if exact else max(1e-5, 8 * torch.finfo(buffer.dtype).eps))
 
 
 def _patches_in_table(config: PlainViTConfig, tensors: StateDict) -> int:

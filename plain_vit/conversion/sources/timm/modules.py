@@ -24,7 +24,12 @@ CLASSES = {
     "timm.layers.mlp.SwiGLU": "SwiGLU",
     "timm.layers.mlp.GluMlp": "SwiGLUPacked",
     "timm.layers.attention.Attention": "attn",
+    "timm.layers.attention.AttentionRope": "rope",
     "timm.layers.diff_attention.DiffAttention": "diff",
+    "timm.models.eva.EvaAttention": "eva",
+    "timm.layers.pos_embed_sincos.RotaryEmbeddingCat": "cat",
+    "timm.layers.pos_embed_sincos.RotaryEmbeddingMixed": "mixed",
+    "timm.layers.pos_embed_sincos.RotaryEmbeddingDinoV3": "dinov3",
 }
 
 # Attributes of timm's modules that do not affect the forward pass, except for the check of the image size.

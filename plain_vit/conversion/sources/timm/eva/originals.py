@@ -14,6 +14,7 @@ import torch
 from .....configuration_plain_vit import PlainViTConfig
 from ....tables.engine import ADD_FIRST_AXIS, ADD_TWO_AXES, SPLIT_QKV, Row, Tensors, Transform, each
 from ....tables.format import Description
+from ..tables import QKV
 
 DINOV3, DINOV3_UNMASKED = "dinov3", "dinov3_without_bias_mask"
 EVA02, EVA02_FUSED = "eva02", "eva02_fused"
@@ -21,7 +22,6 @@ PERCEPTION, PERCEPTION_WHOLE = "perception_encoder", "perception_encoder_visual"
 LAYOUTS = (DINOV3, DINOV3_UNMASKED, EVA02, EVA02_FUSED, PERCEPTION, PERCEPTION_WHOLE)
 
 EMBEDDINGS, BLOCK, LAYER = "vit.embeddings", "blocks.{}", "vit.layers.{}"
-QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
 WEIGHTS = tuple(f"{name}.weight" for name in QKV)
 LOCAL_NORM = ("local_cls_norm.*", "normalises the class token of small crops in training")
 SINES = tuple(

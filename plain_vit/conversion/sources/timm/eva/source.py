@@ -14,7 +14,7 @@ from ..names import part_of
 from ..tables import EMBEDDING_ROWS, HEAD_ROWS, QKV, WITHOUT_KEY_BIAS_ROWS, kernel_row, mlp_rows, parts_of
 from . import originals
 from .arguments import ARGUMENTS, joint_arguments, joint_fields, separate_by_default, without_counterpart
-from .modules import CLASSES, EvaParts, changed_buffers
+from .modules import EvaParts
 
 FUSED, SEPARATE = "eva", "eva_separate"
 BLOCK, LAYER = "blocks.{}", "vit.layers.{}"
@@ -54,13 +54,11 @@ class Eva(Constructor):
     arguments = ARGUMENTS
     silent_arguments = frozenset({"head_init_scale"})
     parts = EvaParts
-    classes = CLASSES
     blocks = ("EvaBlock", "EvaBlockPostNorm")
     free = ("attn_type", "dynamic_img_size", "rope_rotate_half")
     unseen = "how queries and keys are rotated, if they are"
     without_counterpart = staticmethod(without_counterpart)
     joint_fields = staticmethod(joint_fields)
-    changed_buffers = staticmethod(changed_buffers)
 
     def layout_of(self, arguments: Mapping[str, Any]) -> str:
         """Return the layout of the tensors for timm's arguments."""
@@ -95,6 +93,16 @@ class Eva(Constructor):
         if resamples and config.position_resampling != "bicubic_antialias":
             lost.append(f"position_resampling={config.position_resampling!r} (there it would be 'bicubic_antialias')")
         return lost
+
+    def changed_buffers(self, module: Any) -> list[str]:
+        """Return the non-persistent buffers whose values or dtypes differ from what timm computes."""
+        dtype = module.patch_embed.proj.weight.dtype
+        buffers = [] if module.rope is None else module.rope.named_buffers()
+        return super().changed_buffers(module) + [
+            f"rope.{name} is of {buffer.dtype}, and the weights of {dtype}: cast the whole model"
+            for name, buffer in buffers
+            if name.startswith("pos_embed") and buffer.dtype != dtype and not buffer.is_meta
+        ]
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the table of tensors (default: for the layout of `build`)."""

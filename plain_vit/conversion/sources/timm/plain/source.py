@@ -11,10 +11,9 @@ from typing import Any
 from torch import nn
 
 from .....configuration_plain_vit import PlainViTConfig, stem_stride
-from .....errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError
-from ....tables.data_files import data_file
+from .....errors import AmbiguousCheckpointError, ExportError
 from ....tables.engine import Row
-from ....tables.format import SCALES, Description, Hints, Inference, StateDict, unused_hints
+from ....tables.format import SCALES, Description, Hints, Inference, StateDict
 from ....tables.infer import pair
 from ..arguments import ACTIVATIONS, timm_name_for
 from ..constructor import Constructor, Labels, classes_of
@@ -24,8 +23,6 @@ from .arguments import ARGUMENTS, BLOCKS, joint_arguments, joint_fields, norm_fo
 from .hints import ASKED, Settings
 from .modules import CLASS_PATHS, VisionTransformerParts
 from .shapes import CODE_ONLY, expected_observations, first_convolution, observed
-
-ELONGATED = 4  # ratio of sides beyond which a grid is implausible
 
 # Tensors of MAE checkpoints outside the encoder.
 IGNORED = (
@@ -52,14 +49,10 @@ class VisionTransformer(Constructor):
     silent_arguments = frozenset({"dynamic_img_size", "weight_init", "fix_init"})
     code_only = ("distilled", "stem_depths", "block_fn", "mlp_layer", "num_parallel", "fuse_out_proj",
                  "embed_norm_layer")  # fmt: skip
+    most_elongated = 4
     without_counterpart = staticmethod(without_counterpart)
     joint_fields = staticmethod(joint_fields)
     joint_arguments = staticmethod(joint_arguments)
-
-    def takes_any_size(self, architecture: str, model_args: Mapping[str, Any]) -> bool:
-        """Return whether timm's model of an architecture with these arguments takes images of any size."""
-        by_name = self.entrypoint(architecture) in data_file(self.data_file)["any_size"]
-        return bool(model_args.get("dynamic_img_size", by_name))
 
     def as_json(self, args: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the arguments that differ from an architecture's in the words of a `config.json`; None without words.
@@ -155,6 +148,10 @@ class VisionTransformer(Constructor):
     def head_and_channels(self, arguments: Mapping[str, Any], tensors: StateDict) -> dict[str, Any]:
         """Return the arguments that users commonly change and that the tensors show."""
         return {"num_classes": classes_of(tensors), "in_chans": observed(tensors)["in_chans"]}
+
+    def could_be(self, arguments: Mapping[str, Any], tensors: StateDict) -> bool:
+        """Return whether the hidden size matches the tensors from `shown`."""
+        return bool(arguments["embed_dim"] == tensors[f"{self.projection}.weight"].shape[0])
 
     def faults(self, arguments: Mapping[str, Any], tensors: StateDict) -> list[str]:
         """Return how a state dict differs from the tensors of a model with these arguments."""
@@ -287,7 +284,7 @@ class VisionTransformer(Constructor):
         rows = shown["pos_embed"].shape[1] if known["pos_embed"] == "learn" else None
         settings = Settings(known, rows, hints)
         if settings.open:
-            raise self._question(settings, shown, alike)
+            raise self._question(settings, self.fitting(tensors, hints), alike)
         arguments = settings.arguments | self.head_and_channels(settings.arguments, shown)
         fields = {**settings.fields, **labels(arguments["num_classes"])}
         description = self.described(arguments, tensors, fields)
@@ -295,9 +292,12 @@ class VisionTransformer(Constructor):
                 if one.field != "position_embedding_on_prefix" or not dinov2.is_own(description.layout)]  # fmt: skip
         return replace(description, inferences=[*kept, *description.inferences])
 
-    def _question(self, settings: Settings, tensors: StateDict, alike: Sequence[str]) -> AmbiguousCheckpointError:
-        """Return the error for missing settings."""
-        names, sizes = self._fitting(settings, tensors)
+    def _question(
+        self, settings: Settings, names: Mapping[str, Sequence[object] | None], alike: Sequence[str]
+    ) -> AmbiguousCheckpointError:
+        """Return the error for missing settings; it asks for the image size if no architecture has this grid."""
+        first = next(iter(names.values()), None)
+        sizes = {} if first is None else {"image_size": first}
         asked = {name: settings.open[name] for name in ASKED if name in settings.open}
         message = "the tensors do not show everything that changes the logits; give"
         if settings.rows is None and asked.keys() & {"position_embedding_type", "rope_type"}:
@@ -314,34 +314,6 @@ class VisionTransformer(Constructor):
         if names or alike:
             return AmbiguousCheckpointError(message, {"architecture": [*names, *alike], **sizes}, asked)
         return AmbiguousCheckpointError(message, asked)
-
-    def _fitting(self, settings: Settings, tensors: StateDict) -> tuple[list[str], dict[str, Sequence[object]]]:
-        """Return the architectures with these shapes and the caller's hints, the most likely first.
-
-        Architectures with this grid come first, then those for which the table has a square grid. If none has this
-        grid, the second value asks for the image size.
-        """
-        known, hints = settings.known, settings.hints
-        found = self.head_and_channels({}, tensors)
-        ranked: dict[str, tuple[int, Sequence[object]]] = {}
-        for name, own in self.architectures.items():
-            arguments = {**self.defaults, **own, **found}
-            if expected_observations(arguments, known) != known:
-                continue
-            if unused_hints(replace(hints, image_size=None), Description(self.config_of(arguments))):
-                continue
-            try:
-                size = self._image_size(arguments, tensors, hints, [(arguments["img_size"], name)])
-            except (CheckpointError, MappingError):
-                continue
-            height, width = self._squarest(arguments, tensors) if settings.rows else (1, 1)
-            if isinstance(size, tuple):
-                ranked[name] = 0, ()
-            elif width <= ELONGATED * height:
-                ranked[name] = 1 if size else 2, size
-        names = sorted(ranked, key=lambda name: ranked[name][0])
-        asks = bool(names) and ranked[names[0]][0] > 0
-        return names, {"image_size": ranked[names[0]][1]} if asks else {}
 
 
 VISION_TRANSFORMER = VisionTransformer()

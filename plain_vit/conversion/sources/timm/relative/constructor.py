@@ -1,9 +1,8 @@
-"""Base of timm's two classes with relative positions: image sizes that a table shows, and computed buffers.
+"""Base of timm's two classes with relative positions: image sizes that a table shows.
 
 Source: timm 1.0.31, `timm/models/beit.py`, `timm/models/vision_transformer_relpos.py`, `timm/layers/pos_embed_rel.py`.
 """
 
-import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -68,26 +67,6 @@ class RelativeConstructor(Constructor):
         """Return whether a model has parts of this class that the VisionTransformer lacks."""
         return config.relative_position_bias is not None and config.relative_position_bias["type"] in self.kinds
 
-    def changed_buffers(self, module: Any) -> list[str]:
-        """Return the non-persistent buffers whose values differ from the values that timm computes."""
-        faults = []
-        for path, part in module.named_modules():
-            buffers = {
-                name: buffer for name, buffer in part._buffers.items() if buffer is not None and not buffer.is_meta
-            }
-            if not buffers:
-                continue
-            fresh = copy.copy(part)
-            fresh._buffers = {name: torch.empty_like(buffer) for name, buffer in buffers.items()}
-            fresh.init_non_persistent_buffers()
-            faults += [
-                f"{path}.{name} has not the values of its settings, such as after a cast to another dtype and back: "
-                f"module.get_submodule({path!r}).init_non_persistent_buffers() computes them again"
-                for name, buffer in buffers.items()
-                if not torch.allclose(buffer, fresh._buffers[name], rtol=0, atol=_rounding(buffer))
-            ]
-        return faults
-
     def _image_size(
         self, arguments: Mapping[str, Any], tensors: StateDict, hints: Hints, stated: Sequence[tuple[Any, str]]
     ) -> tuple[Any, str] | list[tuple[int, int]]:
@@ -126,9 +105,3 @@ def _grids(distances: int) -> list[tuple[int, int]]:
     sides = [side for side in range(1, distances + 1, 2) if distances % side == 0] if distances % 2 else []
     grids = [((side + 1) // 2, (distances // side + 1) // 2) for side in sides]
     return sorted(grids, key=lambda grid: (abs(grid[0] - grid[1]), grid))
-
-
-def _rounding(buffer: torch.Tensor) -> float:
-    """Return the tolerance for logarithms computed on a GPU instead of a CPU; 0 for integers and on a CPU."""
-    exact = buffer.device.type == "cpu" or not buffer.is_floating_point()
-    return 0.0 if exact else max(1e-5, 8 * torch.finfo(buffer.dtype).eps)
