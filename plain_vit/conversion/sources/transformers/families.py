@@ -5,7 +5,7 @@ Its files keep the names of 4.x for the blocks of ViT, DeiT, MSN, MAE, I-JEPA an
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from ....errors import ExportError
 from ...tables.engine import (
     ADD_FIRST_AXIS,
     ADD_TWO_AXES,
-    IDENTITY,
     KERNEL_TO_PIXELS,
     PIXELS_TO_KERNEL,
     SPLIT_QKV,
@@ -94,6 +93,19 @@ def _patch_rows(projection: str) -> list[Row]:
     return [Row(f"{projection}.weight", KERNEL), Row(f"{projection}.bias", KERNEL.replace("weight", "bias"))]
 
 
+def _attention_rows(
+    source: str, inputs: Sequence[str] = ("q_proj", "k_proj", "v_proj"), output: str = "o_proj"
+) -> list[Row]:
+    """Return the rows of an attention's projections of queries, keys and values, and of its output projection."""
+    names = zip((*inputs, output), "qkvo", strict=True)
+    return [Row(f"{source}.{theirs}", f"{LAYER}.attention.{ours}_proj") for theirs, ours in names]
+
+
+def _mlp_rows(source: str) -> list[Row]:
+    """Return the rows of an MLP without a gate."""
+    return [Row(f"{source}.{name}", f"{LAYER}.mlp.{name}") for name in ("fc1", "fc2")]
+
+
 PATCHES_AND_TOKENS = [
     *_patch_rows("embeddings.patch_embeddings.projection"),
     Row("embeddings.cls_token", f"{EMBEDDINGS}.cls_token"),
@@ -103,21 +115,17 @@ VIT_ROWS = [
     Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token"),
     Row("embeddings.position_embeddings", TABLE, POSITIONS),
     Row("layers.{}.layernorm_before", f"{LAYER}.layernorm_before"),
-    Row("layers.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
-    Row("layers.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
-    Row("layers.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
-    Row("layers.{}.attention.o_proj", f"{LAYER}.attention.o_proj"),
+    *_attention_rows("layers.{}.attention"),
     Row("layers.{}.layernorm_after", f"{LAYER}.layernorm_after"),
-    Row("layers.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
-    Row("layers.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+    *_mlp_rows("layers.{}.mlp"),
     *NORMS,
 ]
+DINOV2_ON_DISK = _attention_rows(
+    "encoder.layer.{}.attention", ("attention.query", "attention.key", "attention.value"), "output.dense"
+)
 VIT_ON_DISK = [  # names in files
     Row("encoder.layer.{}.layernorm_before", f"{LAYER}.layernorm_before"),
-    Row("encoder.layer.{}.attention.attention.query", f"{LAYER}.attention.q_proj"),
-    Row("encoder.layer.{}.attention.attention.key", f"{LAYER}.attention.k_proj"),
-    Row("encoder.layer.{}.attention.attention.value", f"{LAYER}.attention.v_proj"),
-    Row("encoder.layer.{}.attention.output.dense", f"{LAYER}.attention.o_proj"),
+    *DINOV2_ON_DISK,
     Row("encoder.layer.{}.layernorm_after", f"{LAYER}.layernorm_after"),
     Row("encoder.layer.{}.intermediate.dense", f"{LAYER}.mlp.fc1"),
     Row("encoder.layer.{}.output.dense", f"{LAYER}.mlp.fc2"),
@@ -132,28 +140,18 @@ DINOV2_BLOCK = [
     *PATCHES_AND_TOKENS,
     Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token", ADD_FIRST_AXIS),
     Row("encoder.layer.{}.norm1", f"{LAYER}.layernorm_before"),
-    Row("encoder.layer.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
-    Row("encoder.layer.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
-    Row("encoder.layer.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
-    Row("encoder.layer.{}.attention.o_proj", f"{LAYER}.attention.o_proj"),
+    *_attention_rows("encoder.layer.{}.attention"),
     Row("encoder.layer.{}.layer_scale1.lambda1", f"{LAYER}.layer_scale1.weight"),
     Row("encoder.layer.{}.norm2", f"{LAYER}.layernorm_after"),
     Row("encoder.layer.{}.layer_scale2.lambda1", f"{LAYER}.layer_scale2.weight"),
     *NORMS,
 ]
 DINOV2_MLP = [
-    Row("encoder.layer.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
-    Row("encoder.layer.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+    *_mlp_rows("encoder.layer.{}.mlp"),
 ]
 DINOV2_SWIGLU = [
     Row(("encoder.layer.{}.mlp.gate_proj", "encoder.layer.{}.mlp.up_proj"), GATED),
     Row("encoder.layer.{}.mlp.down_proj", f"{LAYER}.mlp.fc2"),
-]
-DINOV2_ON_DISK = [
-    Row("encoder.layer.{}.attention.attention.query", f"{LAYER}.attention.q_proj"),
-    Row("encoder.layer.{}.attention.attention.key", f"{LAYER}.attention.k_proj"),
-    Row("encoder.layer.{}.attention.attention.value", f"{LAYER}.attention.v_proj"),
-    Row("encoder.layer.{}.attention.output.dense", f"{LAYER}.attention.o_proj"),
 ]
 DINOV2_SWIGLU_ON_DISK = [
     Row("encoder.layer.{}.mlp.weights_in", GATED, SPLIT_GATE),
@@ -165,10 +163,7 @@ DINOV3_ROWS = [
     Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token"),
     Row("embeddings.register_tokens", f"{EMBEDDINGS}.register_tokens"),
     Row("model.layer.{}.norm1", f"{LAYER}.layernorm_before"),
-    Row("model.layer.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
-    Row("model.layer.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
-    Row("model.layer.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
-    Row("model.layer.{}.attention.o_proj", f"{LAYER}.attention.o_proj"),
+    *_attention_rows("model.layer.{}.attention"),
     Row("model.layer.{}.layer_scale1.lambda1", f"{LAYER}.layer_scale1.weight"),
     Row("model.layer.{}.norm2", f"{LAYER}.layernorm_after"),
     Row("model.layer.{}.mlp.gate_proj", f"{LAYER}.mlp.gate"),
@@ -188,12 +183,9 @@ SAPIENS2_ON_DISK = [
     Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token"),  # the one name that transformers does not change
     Row("storage_tokens", f"{EMBEDDINGS}.register_tokens"),
     Row("blocks.{}.ln1", f"{LAYER}.layernorm_before"),
-    Row("blocks.{}.attn.wq", f"{LAYER}.attention.q_proj"),
-    Row("blocks.{}.attn.wk", f"{LAYER}.attention.k_proj"),
-    Row("blocks.{}.attn.wv", f"{LAYER}.attention.v_proj"),
+    *_attention_rows("blocks.{}.attn", ("wq", "wk", "wv"), "proj"),
     Row("blocks.{}.attn.q_norm", f"{LAYER}.attention.q_norm"),
     Row("blocks.{}.attn.k_norm", f"{LAYER}.attention.k_norm"),
-    Row("blocks.{}.attn.proj", f"{LAYER}.attention.o_proj"),
     Row("blocks.{}.attn.gamma.weight", f"{LAYER}.layer_scale1.weight"),
     Row("blocks.{}.ln2", f"{LAYER}.layernorm_after"),
     Row("blocks.{}.ffn.w12", GATED, SPLIT_GATE),
@@ -224,13 +216,9 @@ TOWER_BLOCK = [
     *_patch_rows("embeddings.patch_embedding"),
     Row("embeddings.position_embedding.weight", TABLE, POSITION_TABLE),
     Row("encoder.layers.{}.layer_norm1", f"{LAYER}.layernorm_before"),
-    Row("encoder.layers.{}.self_attn.q_proj", f"{LAYER}.attention.q_proj"),
-    Row("encoder.layers.{}.self_attn.k_proj", f"{LAYER}.attention.k_proj"),
-    Row("encoder.layers.{}.self_attn.v_proj", f"{LAYER}.attention.v_proj"),
-    Row("encoder.layers.{}.self_attn.out_proj", f"{LAYER}.attention.o_proj"),
+    *_attention_rows("encoder.layers.{}.self_attn", output="out_proj"),
     Row("encoder.layers.{}.layer_norm2", f"{LAYER}.layernorm_after"),
-    Row("encoder.layers.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
-    Row("encoder.layers.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+    *_mlp_rows("encoder.layers.{}.mlp"),
 ]
 CLIP_ROWS = [
     *TOWER_BLOCK,
@@ -240,19 +228,16 @@ CLIP_ROWS = [
 ]
 OWLVIT_ROWS = [replace(row, source="pre_layernorm") if row.source == "pre_layrnorm" else row for row in CLIP_ROWS]
 GIT_ROWS = [replace(row, ours="vit.layernorm") if row.source == "post_layernorm" else row for row in CLIP_ROWS]
+LAYER_QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
 BLIP_ROWS = [
     *_patch_rows("embeddings.patch_embedding"),
     Row("embeddings.class_embedding", f"{EMBEDDINGS}.cls_token"),
     Row("embeddings.position_embedding", TABLE, POSITIONS),
     Row("encoder.layers.{}.layer_norm1", f"{LAYER}.layernorm_before"),
-    Row("encoder.layers.{}.self_attn.qkv.weight", tuple(f"{LAYER}.attention.{name}_proj.weight" for name in "qkv"),
-        SPLIT_QKV),
-    Row("encoder.layers.{}.self_attn.qkv.bias", tuple(f"{LAYER}.attention.{name}_proj.bias" for name in "qkv"),
-        SPLIT_QKV),
+    Row("encoder.layers.{}.self_attn.qkv", LAYER_QKV, SPLIT_QKV),
     Row("encoder.layers.{}.self_attn.projection", f"{LAYER}.attention.o_proj"),
     Row("encoder.layers.{}.layer_norm2", f"{LAYER}.layernorm_after"),
-    Row("encoder.layers.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
-    Row("encoder.layers.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+    *_mlp_rows("encoder.layers.{}.mlp"),
     *(Row(f"post_layernorm.{name}", (f"vit.layernorm.{name}", f"vit.pooled_layernorm.{name}"), SHARED)
       for name in ("weight", "bias")),
 ]  # fmt: skip
@@ -261,34 +246,28 @@ INTERNVL_ROWS = [
     Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token"),
     Row("embeddings.position_embeddings", TABLE, POSITIONS),
     Row("encoder.layer.{}.layernorm_before", f"{LAYER}.layernorm_before"),
-    Row("encoder.layer.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
-    Row("encoder.layer.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
-    Row("encoder.layer.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
+    *_attention_rows("encoder.layer.{}.attention", output="projection_layer"),
     Row("encoder.layer.{}.attention.q_norm", f"{LAYER}.attention.q_norm"),
     Row("encoder.layer.{}.attention.k_norm", f"{LAYER}.attention.k_norm"),
-    Row("encoder.layer.{}.attention.projection_layer", f"{LAYER}.attention.o_proj"),
     Row("encoder.layer.{}.lambda_1", f"{LAYER}.layer_scale1.weight"),
     Row("encoder.layer.{}.layernorm_after", f"{LAYER}.layernorm_after"),
-    Row("encoder.layer.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
-    Row("encoder.layer.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+    *_mlp_rows("encoder.layer.{}.mlp"),
     Row("encoder.layer.{}.lambda_2", f"{LAYER}.layer_scale2.weight"),
     *NORMS,
 ]
-INTERNVL_QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
 QIANFAN_ROWS = [replace(row, source=str(row.source).replace("encoder.layer.", "layers.")) for row in INTERNVL_ROWS]
 QIANFAN_ON_DISK = [  # of the whole model, as InternViT's own code names them
     *_patch_rows("embeddings.patch_embedding"),
     Row("embeddings.class_embedding", f"{EMBEDDINGS}.cls_token"),
     Row("embeddings.position_embedding", TABLE, POSITIONS),
     Row("encoder.layers.{}.norm1", f"{LAYER}.layernorm_before"),
-    Row("encoder.layers.{}.attn.qkv", INTERNVL_QKV, SPLIT_QKV),
+    Row("encoder.layers.{}.attn.qkv", LAYER_QKV, SPLIT_QKV),
     Row("encoder.layers.{}.attention.q_norm", f"{LAYER}.attention.q_norm"),
     Row("encoder.layers.{}.attention.k_norm", f"{LAYER}.attention.k_norm"),
     Row("encoder.layers.{}.attn.proj", f"{LAYER}.attention.o_proj"),
     Row("encoder.layers.{}.ls1", f"{LAYER}.layer_scale1.weight"),
     Row("encoder.layers.{}.norm2", f"{LAYER}.layernorm_after"),
-    Row("encoder.layers.{}.mlp.fc1", f"{LAYER}.mlp.fc1"),
-    Row("encoder.layers.{}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+    *_mlp_rows("encoder.layers.{}.mlp"),
     Row("encoder.layers.{}.ls2", f"{LAYER}.layer_scale2.weight"),
 ]
 QKV = tuple(f"vit.pooler.{name}_proj" for name in "qkv")
@@ -308,10 +287,7 @@ AIMV2_ROWS = [
     Row("embeddings.rms_norm", f"{EMBEDDINGS}.patch_embeddings.post_norm"),
     Row("embeddings.position_embedding.weight", TABLE, POSITION_TABLE),
     Row("encoder.layers.{}.rms_norm1", f"{LAYER}.layernorm_before"),
-    Row("encoder.layers.{}.attention.q_proj", f"{LAYER}.attention.q_proj"),
-    Row("encoder.layers.{}.attention.k_proj", f"{LAYER}.attention.k_proj"),
-    Row("encoder.layers.{}.attention.v_proj", f"{LAYER}.attention.v_proj"),
-    Row("encoder.layers.{}.attention.out_proj", f"{LAYER}.attention.o_proj"),
+    *_attention_rows("encoder.layers.{}.attention", output="out_proj"),
     Row("encoder.layers.{}.rms_norm2", f"{LAYER}.layernorm_after"),
     Row("encoder.layers.{}.ffn.gate_proj", f"{LAYER}.mlp.gate"),
     Row("encoder.layers.{}.ffn.up_proj", f"{LAYER}.mlp.fc1"),
@@ -334,41 +310,33 @@ PATCHES = (
 
 # Settings
 
-SIZES = {name: name for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-                                 "image_size", "patch_size", "num_channels", "hidden_act")}  # fmt: skip
-VIT_SETTINGS = {
-    **SIZES,
-    "layer_norm_eps": "layer_norm_eps",
-    "qkv_bias": "qkv_bias",
-    "hidden_dropout_prob": "hidden_dropout_prob",
-    "attention_probs_dropout_prob": "attention_probs_dropout_prob",
-    "initializer_range": "initializer_range",
-}
+
+def _alike(*names: str) -> dict[str, str]:
+    """Return settings with the same names as our fields."""
+    return {name: name for name in names}
+
+
+SIZES = _alike("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "image_size",
+               "patch_size", "num_channels", "hidden_act")  # fmt: skip
+MAPS = _alike("apply_layernorm", "reshape_hidden_states")  # of a backbone
+VIT_SETTINGS = SIZES | _alike(
+    "layer_norm_eps", "qkv_bias", "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"
+)
 DINOV2_SETTINGS = {
-    **{
-        ours: theirs
-        for ours, theirs in VIT_SETTINGS.items()
-        if ours not in ("intermediate_size", "hidden_dropout_prob")
-    },
+    **{name: name for name in VIT_SETTINGS if name not in ("intermediate_size", "hidden_dropout_prob")},
     "embedding_dropout_prob": "hidden_dropout_prob",  # in transformers, only on the embeddings
     "layer_scale_init_value": "layerscale_value",
-    "drop_path_rate": "drop_path_rate",
-    "apply_layernorm": "apply_layernorm",
-    "reshape_hidden_states": "reshape_hidden_states",
+    **_alike("drop_path_rate"),
+    **MAPS,
 }
 DINOV3_SETTINGS = {
     **SIZES,
-    "layer_norm_eps": "layer_norm_eps",
+    **_alike("layer_norm_eps", "mlp_bias", "initializer_range", "drop_path_rate", "num_register_tokens"),
     "qkv_bias": "query_bias",
     "attention_output_bias": "proj_bias",
-    "mlp_bias": "mlp_bias",
     "attention_probs_dropout_prob": "attention_dropout",
-    "initializer_range": "initializer_range",
     "layer_scale_init_value": "layerscale_value",
-    "drop_path_rate": "drop_path_rate",
-    "num_register_tokens": "num_register_tokens",
-    "apply_layernorm": "apply_layernorm",
-    "reshape_hidden_states": "reshape_hidden_states",
+    **MAPS,
 }
 DINOV3_ROPE = {
     "rope_theta": "rope_theta",
@@ -382,35 +350,19 @@ SAPIENS2_SETTINGS = {
     "use_mask_token": "use_mask_token",
     "apply_layernorm": "normalize_backbone_outputs",
 }
-BEIT_SETTINGS = {
-    **{ours: theirs for ours, theirs in VIT_SETTINGS.items() if ours != "qkv_bias"},
-    "use_mask_token": "use_mask_token",
-    "drop_path_rate": "drop_path_rate",
-}
-TOWER_SETTINGS = {**SIZES, "layer_norm_eps": "layer_norm_eps", "attention_probs_dropout_prob": "attention_dropout"}
+BEIT_SETTINGS = {name: name for name in (*VIT_SETTINGS, "use_mask_token", "drop_path_rate") if name != "qkv_bias"}
+TOWER_SETTINGS = {**SIZES, **_alike("layer_norm_eps"), "attention_probs_dropout_prob": "attention_dropout"}
 AIMV2_SETTINGS = {
-    **SIZES,
+    **TOWER_SETTINGS,
+    **_alike("qkv_bias", "mlp_bias", "initializer_range"),
     "layer_norm_eps": "rms_norm_eps",
-    "attention_probs_dropout_prob": "attention_dropout",
     "attention_output_bias": "qkv_bias",
-    "qkv_bias": "qkv_bias",
-    "mlp_bias": "mlp_bias",
-    "initializer_range": "initializer_range",
 }
 INTERNVL_SETTINGS = {
-    **SIZES,
-    "layer_norm_eps": "layer_norm_eps",
+    **TOWER_SETTINGS,
+    **_alike("norm_type", "hidden_dropout_prob", "initializer_range", "layer_scale_init_value"),
     "qkv_bias": "attention_bias",
-    "norm_type": "norm_type",
-    "hidden_dropout_prob": "hidden_dropout_prob",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "initializer_range": "initializer_range",
-    "layer_scale_init_value": "layer_scale_init_value",
 }
-POOLER = "read where the tensors of a pooler are there"
-MASKED = "read by the decoder of the masked-image model alone"
-DRAWING = "scales fresh weights"
-BACKBONE = "of a backbone, whose stages our config counts itself"
 
 # Settings that any model's configuration may have and that no part of a Vision Transformer reads.
 BOOKKEEPING = {
@@ -436,9 +388,10 @@ class Family:
         on_disk: The rows with other names in files.
         settings: Our field -> their setting, where both mean the same.
         fixed: Our fields that have one value in the whole family.
-        unread: Their settings that do not affect the encoder's features, with the reason.
+        unread: Their other settings that `read` reads, or that do not affect the encoder's features.
         read: Returns our other fields from their settings.
         write: Returns their other settings from our config.
+        check: Returns the combinations of their settings without a counterpart in our model.
         square: Whether images and patches must be square.
         many_sizes: Whether the input is patches of images of many sizes, projected by a dense layer.
     """
@@ -448,9 +401,10 @@ class Family:
     on_disk: Sequence[Row] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    unread: Mapping[str, str] = field(default_factory=dict)
+    unread: Collection[str] = ()
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda settings: {}
     write: Callable[[PlainViTConfig], dict[str, Any]] = lambda config: {}
+    check: Callable[[Mapping[str, Any]], Sequence[str]] = lambda settings: ()
     square: bool = False
     many_sizes: bool = False
 
@@ -472,19 +426,11 @@ class Family:
             gated = config.mlp_type == "swiglu"
             rows += DINOV2_SWIGLU if gated else DINOV2_MLP
             changed += DINOV2_SWIGLU_ON_DISK if on_disk and gated else []
-        kernel = PATCH_TRANSFORMS[self.many_sizes, config.patch_projection == "linear"]
-        rows = [replace(row, transform=kernel) if row.ours == KERNEL else row for row in rows]
+        if self.many_sizes != (config.patch_projection == "linear"):  # one of the two projections is dense
+            kernel = PIXELS_TO_KERNEL if self.many_sizes else KERNEL_TO_PIXELS
+            rows = [replace(row, transform=kernel) if row.ours == KERNEL else row for row in rows]
         elsewhere = {name for row in changed for name in row.targets}
         return [row for row in rows if elsewhere.isdisjoint(row.targets)] + changed
-
-
-# Transforms of the patch projection, by (whether it is dense in transformers, whether it is dense in our model).
-PATCH_TRANSFORMS = {
-    (False, False): IDENTITY,
-    (False, True): KERNEL_TO_PIXELS,
-    (True, False): PIXELS_TO_KERNEL,
-    (True, True): IDENTITY,
-}
 
 
 def _partial_patches(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -505,6 +451,11 @@ def _write_head_dim(config: PlainViTConfig) -> dict[str, Any]:
     return {"head_dim": head_dim} if head_dim != config.hidden_size // heads else {}
 
 
+def _read_stages(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stages of a backbone, as the config stores them."""
+    return {f"_out_{name}": settings.get(f"out_{name}") for name in ("features", "indices")}
+
+
 def gated_width(hidden_size: int, ratio: int) -> int:
     """Return the inner width of DINOv2's SwiGLU: two thirds of the MLP's, rounded up to a multiple of 8."""
     return (int(int(hidden_size * ratio) * 2 / 3) + 7) // 8 * 8
@@ -516,7 +467,7 @@ def _read_dinov2(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_read_head_dim(settings),
         **(gated if settings["use_swiglu_ffn"] else {"intermediate_size": int(width * ratio)}),
-        **{f"_out_{name}": settings.get(f"out_{name}") for name in ("features", "indices")},
+        **_read_stages(settings),
     }
 
 
@@ -537,14 +488,6 @@ def _write_dinov2(config: PlainViTConfig) -> dict[str, Any]:
     }
 
 
-def _read_registers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_read_dinov2(settings), "num_register_tokens": settings["num_register_tokens"]}
-
-
-def _write_registers(config: PlainViTConfig) -> dict[str, Any]:
-    return {**_write_dinov2(config), "num_register_tokens": config.num_register_tokens}
-
-
 def _read_dinov3(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "head_dim": settings["hidden_size"] // settings["num_attention_heads"],
@@ -557,7 +500,7 @@ def _read_dinov3(settings: Mapping[str, Any]) -> dict[str, Any]:
             "dtype": "weights",
             **{ours: settings[theirs] for ours, theirs in DINOV3_ROPE.items()},
         },
-        **{f"_out_{name}": settings.get(f"out_{name}") for name in ("features", "indices")},
+        **_read_stages(settings),
     }
 
 
@@ -571,6 +514,11 @@ def _write_dinov3(config: PlainViTConfig) -> dict[str, Any]:
         **{theirs: config.group("rope_parameters")[ours] for ours, theirs in DINOV3_ROPE.items()},
         **{name: getattr(config, name) for name in ("out_features", "out_indices")},
     }
+
+
+def _check_dinov3(settings: Mapping[str, Any]) -> list[str]:
+    values, queries = settings["value_bias"], settings["query_bias"]
+    return [f"value_bias={values} beside query_bias={queries}"] if values != queries else []
 
 
 def _read_sapiens2(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -590,6 +538,13 @@ def _write_sapiens2(config: PlainViTConfig) -> dict[str, Any]:
     }
 
 
+def _check_sapiens2(settings: Mapping[str, Any]) -> list[str]:
+    ungated = (
+        [] if settings["use_gated_mlp"] else ["use_gated_mlp=False, of whose files transformers itself reads no MLP"]
+    )
+    return [*_check_dinov3(settings), *ungated]
+
+
 def _read_beit(settings: Mapping[str, Any]) -> dict[str, Any]:
     own, shared = settings["use_relative_position_bias"], settings["use_shared_relative_position_bias"]
     mean, gain = settings["use_mean_pooling"], settings["layer_scale_init_value"]
@@ -600,7 +555,7 @@ def _read_beit(settings: Mapping[str, Any]) -> dict[str, Any]:
         "relative_position_bias": {"type": "table", "shared": bool(shared)} if own or shared else None,
         "pooling": "mean" if mean else "cls",
         "final_norm": "after_pooling" if mean else "before_pooling",
-        **{f"_out_{name}": settings.get(f"out_{name}") for name in ("features", "indices")},
+        **_read_stages(settings),
     }
 
 
@@ -614,6 +569,11 @@ def _write_beit(config: PlainViTConfig) -> dict[str, Any]:
         "use_shared_relative_position_bias": bias is not None and bias["shared"],
         "use_mean_pooling": config.pooling == "mean",
     }
+
+
+def _check_beit(settings: Mapping[str, Any]) -> list[str]:
+    both = settings["use_relative_position_bias"] and settings["use_shared_relative_position_bias"]
+    return ["use_shared_relative_position_bias=True beside use_relative_position_bias=True"] if both else []
 
 
 def _read_internvl(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -635,44 +595,65 @@ def _write_internvl(config: PlainViTConfig) -> dict[str, Any]:
     }
 
 
+def _check_internvl(settings: Mapping[str, Any]) -> list[str]:
+    faults, dropout = [], [settings[key] for key in ("projection_dropout", "hidden_dropout_prob")]
+    if settings["use_qk_norm"] and settings["layer_norm_eps"] != 1e-6:
+        faults.append(f"layer_norm_eps={settings['layer_norm_eps']} beside use_qk_norm=True, whose epsilon is 1e-06")
+    if dropout[0] != dropout[1]:
+        faults.append("projection_dropout={} beside hidden_dropout_prob={}".format(*dropout))
+    if not settings["use_mean_pooling"] and settings["norm_type"] != "layer_norm":
+        faults.append(f"norm_type={settings['norm_type']!r}, except for the last norm, a LayerNorm")
+    return faults
+
+
+def _write_siglip(config: PlainViTConfig) -> dict[str, Any]:
+    return {"vision_use_head": config.pooling == "map"}
+
+
 def _read_siglip2(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"image_size": math.isqrt(settings["num_patches"]) * pair(settings["patch_size"])[0]}
 
 
 def _write_siglip2(config: PlainViTConfig) -> dict[str, Any]:
-    return {"num_patches": math.prod(config.grid_size)}
+    return {**_write_siglip(config), "num_patches": math.prod(config.grid_size)}
+
+
+def _check_siglip2(settings: Mapping[str, Any]) -> list[str]:
+    patches = settings["num_patches"]
+    is_square = math.isqrt(patches) ** 2 == patches
+    return [] if is_square else [f"num_patches={patches}: the class itself takes the grid for a square"]
 
 
 VIT_READ: dict[str, Any] = {"read": _read_head_dim, "write": _write_head_dim}
-POOLER_SETTINGS = {"pooler_output_size": POOLER, "pooler_act": POOLER}
-STAGES = {"stage_names": BACKBONE, "out_features": "read", "out_indices": "read", "mlp_ratio": "read",
-          "use_swiglu_ffn": "read", "num_register_tokens": "read"}  # fmt: skip
+POOLER_SETTINGS = ("pooler_output_size", "pooler_act")  # read if there are tensors of a pooler
+STAGES = ("stage_names", "out_features", "out_indices")  # of a backbone
+DINO = (*STAGES, "mlp_ratio", "use_swiglu_ffn", "num_register_tokens")
+SEMANTIC = "semantic_loss_ignore_index"  # of heads that do not open
 
 VIT = Family(
     "vit", VIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, {"position_resampling": "bicubic"},
-    {**POOLER_SETTINGS, "encoder_stride": MASKED}, **VIT_READ,
+    (*POOLER_SETTINGS, "encoder_stride"),  # the latter is of the decoder of the masked-image model
+    **VIT_READ,
 )  # fmt: skip
-DEIT = Family("deit", DEIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, VIT.fixed, VIT.unread, **VIT_READ)
-VIT_MSN = Family("vit_msn", VIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, VIT.fixed, **VIT_READ)
-VIT_MAE = Family(
-    "vit_mae", VIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, VIT.fixed,
-    dict.fromkeys(
-        ("decoder_num_attention_heads", "decoder_hidden_size", "decoder_num_hidden_layers",
-         "decoder_intermediate_size", "mask_ratio", "norm_pix_loss"),
-        "of the pre-training, whose decoder is left out: every patch is seen here",
-    ), **VIT_READ,
+DEIT = replace(VIT, model_type="deit", rows=DEIT_ROWS)
+VIT_MSN = replace(VIT, model_type="vit_msn", unread=())
+VIT_MAE = replace(
+    VIT, model_type="vit_mae",
+    # Of the pre-training, whose decoder is left out: every patch is seen here.
+    unread=("decoder_num_attention_heads", "decoder_hidden_size", "decoder_num_hidden_layers",
+            "decoder_intermediate_size", "mask_ratio", "norm_pix_loss"),
 )  # fmt: skip
-IJEPA = Family(
-    "ijepa", VIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, {**VIT.fixed, "use_class_token": False, "pooling": "mean"},
-    POOLER_SETTINGS, **VIT_READ,
-)  # fmt: skip
+IJEPA = replace(
+    VIT, model_type="ijepa", fixed={**VIT.fixed, "use_class_token": False, "pooling": "mean"}, unread=POOLER_SETTINGS
+)
 DINOV2 = Family(
     "dinov2", [*DINOV2_BLOCK, Row("embeddings.position_embeddings", TABLE, POSITIONS)], DINOV2_ON_DISK, DINOV2_SETTINGS,
-    VIT.fixed, {**STAGES, "use_mask_token": "read off the tensor"}, _read_dinov2, _write_dinov2, square=True,
+    VIT.fixed, (*DINO, "use_mask_token"), _read_dinov2,
+    lambda config: {**_write_dinov2(config), "use_mask_token": config.use_mask_token}, square=True,
 )  # fmt: skip
-DINOV2_WITH_REGISTERS = Family(
-    "dinov2_with_registers",
-    [
+DINOV2_WITH_REGISTERS = replace(
+    DINOV2, model_type="dinov2_with_registers",
+    rows=[
         *DINOV2_BLOCK,
         Row(
             ("embeddings.position_embeddings", "embeddings.register_tokens"),
@@ -680,25 +661,20 @@ DINOV2_WITH_REGISTERS = Family(
             POSITIONS_AND_REGISTERS,
         ),
     ],
-    DINOV2_ON_DISK, DINOV2_SETTINGS, {"position_resampling": "bicubic_antialias"}, STAGES,
-    _read_registers, _write_registers, square=True,
+    settings={**DINOV2_SETTINGS, **_alike("num_register_tokens")},
+    fixed={"position_resampling": "bicubic_antialias"}, unread=DINO, write=_write_dinov2,
 )  # fmt: skip
 BEIT = Family(
     "beit", BEIT_ROWS, BEIT_ON_DISK, BEIT_SETTINGS,
     {"position_resampling": "bicubic", "key_bias": False, "apply_layernorm": False},
-    {
-        **dict.fromkeys(
-            ("vocab_size", "pool_scales", "use_auxiliary_head", "auxiliary_loss_weight", "auxiliary_channels",
-             "auxiliary_num_convs", "auxiliary_concat_input", "semantic_loss_ignore_index", "add_fpn"),
-            "of heads that do not open",
-        ),
-        **dict.fromkeys(
-            ("use_absolute_position_embeddings", "use_relative_position_bias", "use_shared_relative_position_bias",
-             "layer_scale_init_value", "use_mean_pooling"), "read",
-        ),
-        "stage_names": BACKBONE, "out_features": "read", "out_indices": "read", "reshape_hidden_states": BACKBONE,
-    },
-    _read_beit, _write_beit, square=True,
+    (
+        "use_absolute_position_embeddings", "use_relative_position_bias", "use_shared_relative_position_bias",
+        "layer_scale_init_value", "use_mean_pooling", *STAGES, "reshape_hidden_states",
+        # Of heads that do not open.
+        "vocab_size", "pool_scales", "use_auxiliary_head", "auxiliary_loss_weight", "auxiliary_channels",
+        "auxiliary_num_convs", "auxiliary_concat_input", SEMANTIC, "add_fpn",
+    ),
+    _read_beit, _write_beit, _check_beit, square=True,
 )  # fmt: skip
 DATA2VEC_VISION = replace(
     BEIT, model_type="data2vec-vision", on_disk=(),
@@ -706,7 +682,7 @@ DATA2VEC_VISION = replace(
         *(row for row in BEIT_ROWS if row.ours not in {row.ours for row in BEIT_ON_DISK}),
         *BEIT_ON_DISK,
     ],
-    unread={**BEIT.unread, "out_indices": BEIT.unread["vocab_size"]},
+    # Its `out_indices` are of a head that does not open.
     read=lambda settings: _read_beit({name: value for name, value in settings.items() if name != "out_indices"}),
 )  # fmt: skip
 DINOV3 = Family(
@@ -715,26 +691,23 @@ DINOV3 = Family(
      for row in DINOV3_ROWS if str(row.source).startswith("model.")],
     DINOV3_SETTINGS,
     {"position_embedding_type": "none"},
-    {**STAGES, **dict.fromkeys(("value_bias", "key_bias", "use_gated_mlp", *DINOV3_ROPE.values()), "read"),
-     "return_class_token": "adds class tokens to the maps of a backbone"}, _read_dinov3, _write_dinov3,
+    (*DINO, "value_bias", "key_bias", "use_gated_mlp", *DINOV3_ROPE.values(), "return_class_token"),
+    _read_dinov3, _write_dinov3, _check_dinov3,
 )  # fmt: skip
 SAPIENS2 = Family(
     "sapiens2", SAPIENS2_ROWS, SAPIENS2_ON_DISK, SAPIENS2_SETTINGS,
     {**DINOV3.fixed, "norm_type": "rms_norm", "layer_scale_on_mlp": False},
-    {
-        **DINOV3.unread,
-        **dict.fromkeys(("head_config", "flip_pairs", "semantic_loss_ignore_index"), "of heads that do not open"),
-        **dict.fromkeys(
-            ("use_qk_norm", "num_key_value_heads_per_layer", "num_key_value_attention_heads",
-             "num_first_full_attention_layers", "num_last_full_attention_layers"), "read",
-        ),
-    },
-    _read_sapiens2, _write_sapiens2,
+    (
+        *DINOV3.unread, "use_qk_norm", "num_key_value_heads_per_layer", "num_key_value_attention_heads",
+        "num_first_full_attention_layers", "num_last_full_attention_layers",
+        "head_config", "flip_pairs", SEMANTIC,  # of heads that do not open
+    ),
+    _read_sapiens2, _write_sapiens2, _check_sapiens2,
 )  # fmt: skip
 CLIP = Family(
-    "clip_vision_model", CLIP_ROWS, (), {**TOWER_SETTINGS, "initializer_range": "initializer_range"},
+    "clip_vision_model", CLIP_ROWS, (), {**TOWER_SETTINGS, **_alike("initializer_range")},
     {"position_resampling": "bicubic", "embedding_norm": True, "patch_bias": False, "final_norm": "after_pooling"},
-    {"projection_dim": "read off the tensor", "initializer_factor": DRAWING}, square=True,
+    ("projection_dim", "initializer_factor"), square=True,
 )  # fmt: skip
 METACLIP_2 = replace(CLIP, model_type="metaclip_2_vision_model")
 ALTCLIP = replace(  # transformers 5 applies the text model's old names to the whole file of an AltCLIPModel
@@ -757,16 +730,14 @@ BLIP = Family(
     "blip_vision_model", BLIP_ROWS, (),
     {ours: theirs for ours, theirs in CLIP.settings.items() if ours != "num_channels"},
     {"position_resampling": "bicubic", "num_channels": 3, "final_norm": "both"},
-    {"projection_dim": "of the model around it", "initializer_factor": DRAWING,
-     "num_channels": "not read: the class has three"}, square=True,
+    ("projection_dim", "initializer_factor", "num_channels"), square=True,  # the class always has three channels
 )  # fmt: skip
 BLIP_2 = replace(BLIP, model_type="blip_2_vision_model", settings={**BLIP.settings, "qkv_bias": "qkv_bias"})
 INSTRUCTBLIP = replace(BLIP_2, model_type="instructblip_vision_model")
 INTERNVL = Family(
     "internvl_vision", INTERNVL_ROWS, (), INTERNVL_SETTINGS, VIT.fixed,
-    {**dict.fromkeys(("projection_dropout", "use_absolute_position_embeddings", "use_mean_pooling", "use_qk_norm"),
-                     "read"),
-     "use_mask_token": "read off the tensor"}, _read_internvl, _write_internvl, square=True,
+    ("projection_dropout", "use_absolute_position_embeddings", "use_mean_pooling", "use_qk_norm", "use_mask_token"),
+    _read_internvl, _write_internvl, _check_internvl, square=True,
 )  # fmt: skip
 QIANFAN_OCR = replace(
     INTERNVL, model_type="qianfan_ocr_vision", rows=QIANFAN_ROWS, on_disk=QIANFAN_ON_DISK,
@@ -775,21 +746,21 @@ QIANFAN_OCR = replace(
 SIGLIP = Family(
     "siglip_vision_model", SIGLIP_ROWS, (), TOWER_SETTINGS,
     {"position_resampling": "bicubic", "use_class_token": False, "pooling": "mean"},
-    {"vision_use_head": "read off the tensors"}, square=True,
+    ("vision_use_head",), write=_write_siglip, square=True,
 )  # fmt: skip
 SIGLIP2 = Family(
     "siglip2_vision_model", SIGLIP_ROWS, (), {ours: theirs for ours, theirs in TOWER_SETTINGS.items()
                                               if ours != "image_size"},
     {"position_resampling": "bilinear_antialias", "use_class_token": False, "pooling": "mean",
      "patch_projection": "linear"},
-    {"vision_use_head": "read off the tensors", "num_patches": "read"}, _read_siglip2, _write_siglip2, square=True,
+    ("vision_use_head", "num_patches"), _read_siglip2, _write_siglip2, _check_siglip2, square=True,
     many_sizes=True,
 )  # fmt: skip
 AIMV2 = Family(
     "aimv2_vision_model", AIMV2_ROWS, (), AIMV2_SETTINGS,
     {"use_class_token": False, "pooling": "mean", "norm_type": "rms_norm", "mlp_type": "swiglu",
      "patch_post_norm": True},
-    {"use_head": "read off the tensors"}, square=True,
+    ("use_head",), write=lambda config: {"use_head": config.pooling == "query"}, square=True,
 )  # fmt: skip
 
 # Classes

@@ -9,7 +9,6 @@ settings, read back and compared.
 import copy
 import dataclasses
 import functools
-import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -623,25 +622,10 @@ def _read_head(
         fields["pooling"] = "query"
     if architecture.masked and settings["encoder_stride"] != settings["patch_size"]:
         faults = [f"encoder_stride={settings['encoder_stride']} beside patch_size={settings['patch_size']}"]
-    if architecture.family in (BEIT, DATA2VEC_VISION):
-        if settings["use_mean_pooling"] and "pooler.layernorm.weight" not in tensors:
-            fields["final_norm"] = "none"
-        if settings["use_relative_position_bias"] and settings["use_shared_relative_position_bias"]:
-            faults.append("use_shared_relative_position_bias=True beside use_relative_position_bias=True")
-    if architecture.family in (DINOV3, SAPIENS2) and settings["value_bias"] != settings["query_bias"]:
-        faults.append(f"value_bias={settings['value_bias']} beside query_bias={settings['query_bias']}")
-    if architecture.family is SAPIENS2 and not settings["use_gated_mlp"]:
-        faults.append("use_gated_mlp=False, of whose files transformers itself reads no MLP")
-    intern = architecture.family in (INTERNVL, QIANFAN_OCR)
-    if intern and settings["use_qk_norm"] and settings["layer_norm_eps"] != 1e-6:
-        faults.append(f"layer_norm_eps={settings['layer_norm_eps']} beside use_qk_norm=True, whose epsilon is 1e-06")
-    if intern and settings["projection_dropout"] != settings["hidden_dropout_prob"]:
-        values = [settings[key] for key in ("projection_dropout", "hidden_dropout_prob")]
-        faults.append("projection_dropout={} beside hidden_dropout_prob={}".format(*values))
-    if intern and not settings["use_mean_pooling"] and settings["norm_type"] != "layer_norm":
-        faults.append(f"norm_type={settings['norm_type']!r}, but for the last norm, a LayerNorm")
-    if architecture.family is SIGLIP2 and math.isqrt(settings["num_patches"]) ** 2 != settings["num_patches"]:
-        faults.append(f"num_patches={settings['num_patches']}: the class itself takes the grid for a square")
+    pools = architecture.family in (BEIT, DATA2VEC_VISION) and settings["use_mean_pooling"]
+    if pools and "pooler.layernorm.weight" not in tensors:
+        fields["final_norm"] = "none"
+    faults += architecture.family.check(settings)
     for size in ("image_size", "patch_size"):
         if size in settings and architecture.family.square and len(set(pair(settings[size]))) > 1:
             faults.append(f"{size}={settings[size]}: the class itself takes the grid for a square")
@@ -826,12 +810,6 @@ def _settings_for(config: PlainViTConfig, architecture: Architecture) -> dict[st
         settings["projection_dim"] = config.representation_size
     if architecture.masked:
         settings["encoder_stride"] = config.patch_size
-    if architecture.family in (SIGLIP, SIGLIP2):
-        settings["vision_use_head"] = config.pooling == "map"
-    if architecture.family is AIMV2:
-        settings["use_head"] = config.pooling == "query"
-    if architecture.family is DINOV2:
-        settings["use_mask_token"] = config.use_mask_token
     return settings
 
 
