@@ -56,6 +56,36 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
+# The attention pooling of Eva and NaFlexVit may have heads and a width of its own.
+ATTENTION_POOLING = (
+    Argument("attn_pool_num_heads", None, module=lambda m: getattr(m.model.attn_pool, "num_heads", None)),
+    Argument("attn_pool_mlp_ratio", None,
+             module=lambda m: None if m.model.attn_pool is None else
+             ratio_of(m.model.attn_pool.mlp.fc1.out_features, m.model.embed_dim)),
+)  # fmt: skip
+
+
+def pooling_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an attention pooling; none for other poolings."""
+    if given["global_pool"] != "map":
+        return {}
+    heads, ratio = given["attn_pool_num_heads"], given["attn_pool_mlp_ratio"] or given["mlp_ratio"]
+    width, usual = (int(given["embed_dim"] * one) for one in (ratio, given["mlp_ratio"]))
+    return {
+        "pooling_num_attention_heads": None if heads in (None, given["num_heads"]) else heads,
+        "pooling_intermediate_size": None if width == usual else width,
+    }
+
+
+def pooling_arguments(config: PlainViTConfig) -> dict[str, Any]:
+    """Return the arguments of an attention pooling."""
+    width = config.pooling_intermediate_size
+    return {
+        "attn_pool_num_heads": config.pooling_num_attention_heads,
+        "attn_pool_mlp_ratio": None if width is None else ratio_of(width, config.hidden_size),
+    }
+
+
 class Constructor(ABC):
     """A class of timm, described by one table of arguments.
 

@@ -9,7 +9,7 @@ from typing import Any
 from .....configuration_plain_vit import PlainViTConfig
 from ....tables.infer import pair
 from .. import constructor
-from ..arguments import NEGATED, QK_NORMS, Argument, ratio_of, timm_name_for
+from ..arguments import NEGATED, QK_NORMS, Argument, timm_name_for
 from ..modules import is_there
 
 POOLINGS = {"avg": "mean", "token": "cls", "": "none", "max": "max", "avgmax": "mean_max", "map": "map"}
@@ -59,10 +59,7 @@ ARGUMENTS = (
     Argument("use_pre_transformer_norm", False, "embedding_norm", module=lambda m: is_there(m.model.norm_pre)),
     Argument("use_post_transformer_norm", None, module=lambda m: is_there(m.model.norm)),
     Argument("use_fc_norm", None, module=lambda m: is_there(m.model.fc_norm)),
-    Argument("attn_pool_num_heads", None, module=lambda m: getattr(m.model.attn_pool, "num_heads", None)),
-    Argument("attn_pool_mlp_ratio", None,
-             module=lambda m: None if m.model.attn_pool is None else
-             ratio_of(m.model.attn_pool.mlp.fc1.out_features, m.model.embed_dim)),
+    *constructor.ATTENTION_POOLING,
     Argument("dynamic_img_size", False, module=lambda m: m.model.dynamic_img_size),
     Argument("dynamic_img_pad", False, module=lambda m: m.model.patch_embed.dynamic_img_pad),
 )  # fmt: skip
@@ -119,7 +116,8 @@ def joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     has_scale = given["init_values"] is not None and not given["use_post_norm"]
     return {
         **_mlp_fields(given),
-        **_pooling_fields(given),
+        **constructor.pooling_fields(given),
+        **({"pool_prefix_tokens": True} if given["global_pool"] == "map" else {}),  # other poolings read only patches
         "rope_parameters": _rope_parameters(given) if given["use_rot_pos_emb"] else None,
         "patch_bias": not given["use_pre_transformer_norm"],
         "block_type": "post_norm" if given["use_post_norm"] else "sequential",
@@ -140,20 +138,6 @@ def _mlp_fields(given: Mapping[str, Any]) -> dict[str, Any]:
         return {"intermediate_size": width, "mlp_type": "swiglu_packed", "hidden_act": "silu"}
     aligned = width + (-width % align_to if align_to else 0)
     return {"intermediate_size": aligned, "mlp_type": "swiglu", "hidden_act": "silu"}
-
-
-def _pooling_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the pooling: only attention pooling reads the tokens before the patches."""
-    if given["global_pool"] != "map":
-        return {}
-    heads, ratio = given["attn_pool_num_heads"], given["attn_pool_mlp_ratio"]
-    usual = int(given["embed_dim"] * given["mlp_ratio"])
-    width = int(given["embed_dim"] * (ratio or given["mlp_ratio"]))
-    return {
-        "pool_prefix_tokens": True,
-        "pooling_num_attention_heads": None if heads in (None, given["num_heads"]) else heads,
-        "pooling_intermediate_size": None if width == usual else width,
-    }
 
 
 def _rope_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +166,6 @@ def _rope_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
 def joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
     """Return the arguments that depend on several fields of our config."""
     rope = config.group("rope_parameters")
-    width = config.pooling_intermediate_size
     resamples = config.position_resampling == "bicubic_antialias" and not config.drop_partial_patches
     before, after = (config.final_norm in (place, "both") for place in ("before_pooling", "after_pooling"))
     return {
@@ -206,8 +189,7 @@ def joint_arguments(config: PlainViTConfig) -> dict[str, Any]:
         "use_post_norm": config.block_type == "post_norm",
         "use_post_transformer_norm": None if before != after else before,
         "use_fc_norm": None if after == (config.pooling == "mean") else after,
-        "attn_pool_num_heads": config.pooling_num_attention_heads,
-        "attn_pool_mlp_ratio": None if width is None else ratio_of(width, config.hidden_size),
+        **constructor.pooling_arguments(config),
         "dynamic_img_size": rope["dtype"] == "float32" if config.rope_type == "axial" else resamples,
     }
 

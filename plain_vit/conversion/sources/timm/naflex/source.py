@@ -15,8 +15,8 @@ from .....errors import MappingError
 from ....tables.engine import Row, each
 from ....tables.format import Hints, StateDict
 from ....tables.infer import pair
-from ..arguments import ACTIVATIONS, NORMS, QK_NORMS, Argument, ratio_of
-from ..constructor import ARGUMENTS, Constructor, classes_of
+from ..arguments import ACTIVATIONS, NORMS, QK_NORMS, Argument, timm_name_for
+from ..constructor import ARGUMENTS, ATTENTION_POOLING, Constructor, classes_of, pooling_arguments, pooling_fields
 from ..modules import Parts, is_there
 from ..tables import HEAD_ROWS, sequential_rows
 
@@ -75,12 +75,6 @@ class NaFlexParts(Parts):
         """Name of the rotary embedding's class; empty if there is none."""
         return "" if self.model.rope is None else type(self.model.rope).__name__
 
-    @property
-    def attn_pool_mlp_ratio(self) -> float | None:
-        """Ratio of the inner width of the pooling's MLP to the hidden size; None without such a pooling."""
-        pool = self.model.attn_pool
-        return None if pool is None else ratio_of(pool.mlp.fc1.out_features, self.model.embed_dim)
-
 
 # Arguments that only this class has, or that it names or stores differently.
 OWN = (
@@ -120,8 +114,7 @@ OWN = (
     Argument("final_norm", True, module=lambda m: is_there(m.model.norm) or is_there(m.model.fc_norm)),
     Argument("fc_norm", None, module=lambda m: is_there(m.model.fc_norm)),
     Argument("pool_include_prefix", False, "pool_prefix_tokens", module=lambda m: m.model.pool_include_prefix),
-    Argument("attn_pool_num_heads", None, module=lambda m: getattr(m.model.attn_pool, "num_heads", None)),
-    Argument("attn_pool_mlp_ratio", None, module=lambda m: m.attn_pool_mlp_ratio),
+    *ATTENTION_POOLING,
     Argument("dynamic_img_pad", False, module=lambda m: m.embeds.dynamic_img_pad),
     Argument("patchify_channels_last", True, module=lambda m: m.embeds.channels_last),
     Argument("enable_patch_interpolator", False, module=lambda m: m.embeds.enable_patch_interpolator),
@@ -175,7 +168,8 @@ class NaFlexVit(Constructor):
     def joint_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of our config that depend on several arguments, or on part of one."""
         after = given["global_pool"] == "avg" if given["fc_norm"] is None else given["fc_norm"]
-        fields = {
+        return {
+            **pooling_fields(given),
             "position_embedding_on_prefix": False,
             "position_resampling": _resampling(given),
             "position_resampling_to_square": bool(given["pos_embed_ar_preserving"]) and given["pos_embed"] in TABLES,
@@ -185,16 +179,9 @@ class NaFlexVit(Constructor):
             "layer_scale_init_value": given["init_values"] or None,
             "final_norm": "none" if not given["final_norm"] else "after_pooling" if after else "before_pooling",
         }
-        if given["global_pool"] == "map":
-            heads, ratio = given["attn_pool_num_heads"], given["attn_pool_mlp_ratio"] or given["mlp_ratio"]
-            width, usual = (int(given["embed_dim"] * one) for one in (ratio, given["mlp_ratio"]))
-            fields["pooling_num_attention_heads"] = None if heads in (None, given["num_heads"]) else heads
-            fields["pooling_intermediate_size"] = None if width == usual else width
-        return fields
 
     def joint_arguments(self, config: PlainViTConfig, layout: str | None) -> dict[str, Any]:
         """Return the arguments that depend on several fields of our config, or on the layout."""
-        width = config.pooling_intermediate_size
         mode, _, option = config.position_resampling.partition("_")
         learned, after = config.position_embedding_type == "learned", config.final_norm == "after_pooling"
         resampled = {
@@ -204,12 +191,10 @@ class NaFlexVit(Constructor):
         }
         return {
             **(resampled if learned and mode in MODES else {}),
-            "embed_norm_layer": "layernorm" if config.norm_type == "layer_norm" else "rmsnorm",
-            **({} if config.patch_post_norm else {"embed_norm_layer": None}),
+            "embed_norm_layer": timm_name_for(NORMS, config.norm_type) if config.patch_post_norm else None,
             "final_norm": config.final_norm != "none",
             "fc_norm": None if after == (config.pooling == "mean") or config.final_norm == "none" else after,
-            "attn_pool_num_heads": config.pooling_num_attention_heads,
-            "attn_pool_mlp_ratio": None if width is None else ratio_of(width, config.hidden_size),
+            **pooling_arguments(config),
         }
 
     def lost(self, config: PlainViTConfig, arguments: Mapping[str, Any]) -> list[str]:
