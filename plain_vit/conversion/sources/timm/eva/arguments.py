@@ -4,19 +4,45 @@ Source: timm 1.0.31, `timm/models/eva.py`, `timm/layers/pos_embed_sincos.py`, `t
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .....configuration_plain_vit import PlainViTConfig
 from ....tables.infer import pair
 from .. import constructor
 from ..arguments import NEGATED, QK_NORMS, Argument, timm_name_for
-from ..modules import is_there
+from ..modules import Parts, is_there
 
 POOLINGS = {"avg": "mean", "token": "cls", "": "none", "max": "max", "avgmax": "mean_max", "map": "map"}
 ATTENTIONS = ("eva", "rope")
 ROTATIONS = {"cat": "axial", "dinov3": "axial", "mixed": "mixed"}
 AXES = {"ij": "yx", "xy": "xy"}
 TABLES = {True: "learned", False: "none"}
+
+
+@dataclass(frozen=True)
+class EvaParts(Parts):
+    """The parts of a live model that `ARGUMENTS` reads."""
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether queries have a bias, inside the projection or as a separate parameter."""
+        attention = self.attention
+        if attention.qkv is None:
+            return attention.q_proj.bias is not None
+        return attention.qkv.bias is not None or getattr(attention, "q_bias", None) is not None
+
+    @property
+    def num_kv_heads(self) -> tuple[int, ...] | None:
+        """Number of key and value heads in each block; None if equal to the number of query heads."""
+        counts = tuple(getattr(block.attn, "num_kv_heads", block.attn.num_heads) for block in self.model.blocks)
+        return None if set(counts) == {self.attention.num_heads} else counts
+
+    @property
+    def attn_only_layer_scale(self) -> bool:
+        """Whether only the attention has a LayerScale."""
+        gains = (getattr(self.block, name, None) for name in ("gamma_1", "gamma_2"))
+        return [gain is not None for gain in gains] == [True, False]
 
 
 # Values that depend on several arguments or fields are corrected in `joint_fields` and `joint_arguments`.

@@ -13,8 +13,7 @@ from ..constructor import Constructor
 from ..names import part_of
 from ..tables import EMBEDDING_ROWS, HEAD_ROWS, QKV, WITHOUT_KEY_BIAS_ROWS, kernel_row, mlp_rows, parts_of
 from . import originals
-from .arguments import ARGUMENTS, joint_arguments, joint_fields, separate_by_default, without_counterpart
-from .modules import EvaParts
+from .arguments import ARGUMENTS, EvaParts, joint_arguments, joint_fields, separate_by_default, without_counterpart
 
 FUSED, SEPARATE = "eva", "eva_separate"
 BLOCK, LAYER = "blocks.{}", "vit.layers.{}"

@@ -125,6 +125,10 @@ class Beit(RelativeConstructor):
         layout = "beit_index" if any(name.endswith(f".{INDEX}") for name in tensors) else "beit"
         return Description(self.config_of(arguments, **fields), layout)
 
+    def faults(self, arguments: Mapping[str, Any], tensors: StateDict) -> list[str]:
+        """Return how a state dict differs from the tensors of a model with these arguments, apart from the index."""
+        return super().faults(arguments, {name: tensors[name] for name in tensors if not name.endswith(f".{INDEX}")})
+
     def construct(self, arguments: dict[str, Any]) -> nn.Module:
         """Return the model that timm builds from these arguments."""
         from timm.models import beit
