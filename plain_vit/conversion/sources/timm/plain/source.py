@@ -176,7 +176,7 @@ class VisionTransformer(Constructor):
         blocks, patches = (named if given.get(name) else own["norm_eps"] for name in ("norm_layer", "embed_norm_layer"))
         if {**own, **given}["embed_norm_layer"] is not None and blocks != patches:
             raise ExportError(
-                "plain-vit has no counterpart of parts of this timm model ({self.name}):",
+                f"plain-vit has no counterpart of parts of this timm model ({self.name}):",
                 [f"an epsilon of {patches} in the norm of the patches and of {blocks} in the others"],
             )
         if own["distilled"]:
