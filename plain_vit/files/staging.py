@@ -32,6 +32,7 @@ MODEL_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.npz", "co
 # Only the owner of the lock creates or removes these, so fixed names suffice, and identify what a crash left behind.
 LOCK, NEW, OLD = "lock", "new", "old"
 STAGED = ".plain-vit-"  # prefix of their names
+REMAINS = (f"{STAGED}{LOCK}.", f"{STAGED}{NEW}.")  # prefixes of what a killed writer leaves, and nobody needs
 
 
 # Files that plain-vit writes into a folder, if the folder's config.json has its model type.
@@ -188,7 +189,12 @@ def is_vacant(folder: Path) -> bool:
     """Return whether a path is free, or a folder that is empty except for the remains of a killed writer."""
     if not folder.is_dir():
         return not os.path.lexists(folder)
-    return all(name.startswith((_staged(LOCK), _staged(NEW))) for name in os.listdir(folder))
+    return all(name.startswith(REMAINS) for name in os.listdir(folder))
+
+
+def remains(folder: Path) -> list[Path]:
+    """Return what a killed writer left in a folder: its locks, and versions that it did not put in place."""
+    return [folder / name for name in os.listdir(folder) if name.startswith(REMAINS)] if folder.is_dir() else []
 
 
 def foreign_names(folder: Path, replacement: Path | None = None) -> list[str]:
