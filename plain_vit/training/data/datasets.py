@@ -17,7 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from yaml import YAMLError
 
-from ...errors import DataError, PlainViTError, counted, few, listed
+from ...errors import DataError, PlainViTError, counted, did_you_mean, few, listed
 from ...files.staging import full_disk
 from ...system.extras import needs
 from .benchmarks import BENCHMARKS, Benchmark
@@ -117,7 +117,7 @@ def load_splits(
     """Open a built-in dataset, a local one, or one from the Hub.
 
     Args:
-        name: `digits` or `glyphs`; a folder with one sub-folder per class (or per split, and per class in each); a
+        name: one of `EMBEDDED`; a folder with one sub-folder per class (or per split, and per class in each); a
             parquet file; a folder of parquet files or webdataset shards, named after their splits; a folder written by
             `save_to_disk`; a folder with the four IDX files of a dataset like MNIST; one of `BENCHMARKS`, read from its
             package if that is installed; or a dataset on the Hub.
@@ -221,7 +221,9 @@ def _what_opens(known: Benchmark) -> str:
             f"Install the package {known.package.name} of Debian, which contains it: `apt-get install "
             f"{known.package.name}`. It is read from {known.package.folder}."
         )
-    return f"Available offline: {' and '.join(EMBEDDED)}, image folders, parquet files and folders of save_to_disk."
+    is_short = known in BENCHMARKS.values()
+    near = "." if is_short else did_you_mean(known.repository, [*EMBEDDED, *BENCHMARKS]) or "."
+    return f"Available offline: {', '.join(EMBEDDED)}, image folders, parquet files, folders of save_to_disk{near}"
 
 
 def _load_folder(
