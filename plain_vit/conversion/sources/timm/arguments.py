@@ -47,6 +47,8 @@ NEGATED = {False: True, True: False}
 class Argument:
     """An argument of timm's VisionTransformer that affects its outputs, and where to read it from.
 
+    A `config.json` holds the value itself, in `model_args` or in the architecture that it names.
+
     Args:
         name: timm's name.
         default: timm's default.
