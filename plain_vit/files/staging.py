@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import OutputError, OutputExistsError, listed
-from ..system.calls import HeldInterrupts, exchange_names, sync
+from ..system.calls import exchange_names, sync
 from .marks import TRAVELLING, is_untouched
 
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -266,14 +266,12 @@ def _only_writer(place: Path) -> Iterator[None]:
     """Hold the target's lock; remove the remains of earlier writers at the start and all staging paths at the end."""
     absent = [parent for parent in place.parents if not parent.exists()]
     lock = filelock.FileLock(_next_to(place, LOCK), blocking=False)
-    began, interrupts = False, HeldInterrupts(GUARD)
+    began = False
     try:
-        interrupts.take_over()
         place.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
         _clear(place)
         began = True
-        interrupts.let_through()
         yield
     except filelock.Timeout:
         raise OutputError(
@@ -288,17 +286,13 @@ def _only_writer(place: Path) -> Iterator[None]:
             raise
         raise OutputError(f"{place} cannot be written: {error.strerror} ({error.filename}).") from error
     finally:
-        interrupts.are_held = True  # not a call, which an interrupt could enter
-        try:
-            if lock.is_locked:
-                _clear(place)
-                _next_to(place, LOCK).unlink(missing_ok=True)  # still held: a waiting writer notices and retries
-                lock.release()
-            for parent in absent:
-                with suppress(OSError):  # kept if it is not empty
-                    parent.rmdir()
-        finally:
-            interrupts.give_back()
+        if lock.is_locked:
+            _clear(place)
+            _next_to(place, LOCK).unlink(missing_ok=True)  # still held: a waiting writer notices and retries
+            lock.release()
+        for parent in absent:
+            with suppress(OSError):  # kept if it is not empty
+                parent.rmdir()
 
 
 def full_disk(place: Path, error: BaseException) -> OutputError | None:
@@ -328,9 +322,6 @@ def _refusal_of_the_disk(error: BaseException) -> str | None:
     if code is None and isinstance(error, (OSError, SafetensorError)) and (found := CODE.search(str(error))):
         code = int(found[1])
     return os.strerror(code) if code in DISK_FULL else None
-
-
-GUARD = _only_writer.__wrapped__.__code__  # type: ignore[attr-defined]
 
 
 def _clear(place: Path) -> None:

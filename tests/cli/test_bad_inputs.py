@@ -223,8 +223,8 @@ WRITING = {
     ),
     "the leftovers of a crash": (
         "recognised and cleared", "files/test_writing.py::test_every_state_that_a_crash_can_leave_is_recovered"),
-    "Ctrl-C": ("nothing is left next to it",
-               "files/test_writing.py::test_interrupted_from_the_keyboard_nothing_is_left_next_to_the_target"),
+    "Ctrl-C": ("the old output or the new one; what is left is cleared by the next command",
+               "files/test_writing.py::test_interrupted_from_the_keyboard_the_target_is_whole_and_the_rest_is_cleared"),
     "a second writer": (
         "OutputError", "files/test_writing.py::test_a_second_writer_is_turned_away_until_the_first_is_gone"),
     "a read-only folder": ("OutputError", "files/test_writing.py::test_a_read_only_folder_is_a_clear_error"),
