@@ -6,8 +6,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from plain_vit.errors import DataError
-from plain_vit.files.images import UNREADABLE, open_image, orientation, reason, upright
+from ..errors import DataError
+from ..files.images import UNREADABLE, open_image, orientation, reason, upright
 
 MOST_BYTES = 190_000_000  # of a decoded image and its conversion to RGB
 BYTES_PER_PIXEL = {"RGB": 4, "1": 5, "L": 5, "P": 5}  # as Pillow stores them, plus 4 for the RGB copy

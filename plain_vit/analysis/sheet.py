@@ -13,37 +13,23 @@ from PIL import Image
 from torch import nn
 from transformers import BaseImageProcessor
 
-from plain_vit.analysis import plots
-from plain_vit.analysis.attention import (
-    attention_distance,
-    attention_maps,
-    attention_rollout,
-    gradient_rollout,
-    patch_distances,
-)
-from plain_vit.analysis.dense_features import correspondences, patch_components, patch_features, patch_similarity
-from plain_vit.analysis.drawing import png
-from plain_vit.analysis.embeddings import patch_filters, position_similarity, relative_position_biases
-from plain_vit.analysis.gradients import grad_cam
-from plain_vit.analysis.hidden_states import logit_lens, token_norms
-from plain_vit.analysis.inspection import TokenLayout, encoder, plain, token_layout
-from plain_vit.analysis.page import (
-    framed,
-    html_figure,
-    html_page,
-    html_section,
-    html_table,
-    inline_picture,
-    plain_text,
-)
-from plain_vit.analysis.photographs import ImageFiles
-from plain_vit.analysis.results import displayable, predict
-from plain_vit.analysis.streams import average_over_images, pixel_batches
-from plain_vit.analysis.words import class_labels, distinct_labels, lacking_letters
-from plain_vit.errors import AnalysisError, DataError
-from plain_vit.files.place_names import public_name, public_paths
-from plain_vit.files.staging import staged_folder
-from plain_vit.system.extras import needs
+from ..errors import AnalysisError, DataError
+from ..files.place_names import public_name, public_paths
+from ..files.staging import staged_folder
+from ..system.extras import needs
+from . import plots
+from .attention import attention_distance, attention_maps, attention_rollout, gradient_rollout, patch_distances
+from .dense_features import correspondences, patch_components, patch_features, patch_similarity
+from .drawing import png
+from .embeddings import patch_filters, position_similarity, relative_position_biases
+from .gradients import grad_cam
+from .hidden_states import logit_lens, token_norms
+from .inspection import TokenLayout, encoder, plain, token_layout
+from .page import framed, html_figure, html_page, html_section, html_table, inline_picture, plain_text
+from .photographs import ImageFiles
+from .results import displayable, predict
+from .streams import average_over_images, pixel_batches
+from .words import class_labels, distinct_labels, lacking_letters
 
 with needs("plain-vit[analysis]"):
     from matplotlib.figure import Figure

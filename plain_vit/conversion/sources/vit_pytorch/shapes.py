@@ -9,10 +9,10 @@ from typing import Any
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import SHOWN, AmbiguousCheckpointError, ExportError, MappingError
 from ....layers_plain_vit import ShiftedPatchEmbeddings
+from ...tables.data_files import data_file
 from ...tables.engine import INDEX, LEAF
 from ...tables.format import Hints, Inference, pair
 from ...tables.infer import divisors, grids, head_counts, size_fault, square_grid
-from .families import FAMILIES
 from .layouts import (
     CLASS_TOKEN,
     COLUMNS,
@@ -112,7 +112,7 @@ def _shape_fits(layout: Layout, ours: str | tuple[str, ...], name: str, shape: t
 
 def family_of(names: Collection[str]) -> str | None:
     """Return the unsupported model of the package that has these names; None if there is none."""
-    for family, patterns in FAMILIES:
+    for family, patterns in data_file("vit_pytorch/families.json")["families"].items():
         if all(_has(names, pattern.lstrip("!")) != pattern.startswith("!") for pattern in patterns):
             return family
     return None
