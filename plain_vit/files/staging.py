@@ -75,14 +75,13 @@ def staged_folder(
         yield new
         _sync(new)
         foreign = foreign_names(place, new) if keep else []
+        kept = _kept(place) if foreign else None
+        _put_in_place(new, place, kept)
         if foreign:
-            kept = _put_in_place_of_foreign(new, place)
             warnings.warn(
                 f"{place} contained files not written by plain-vit ({listed(foreign)}): its content is kept as {kept}",
                 stacklevel=3,
             )
-        else:
-            _put_in_place(new, place)
 
 
 @contextmanager
@@ -338,32 +337,29 @@ def _clear(place: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _put_in_place(new: Path, place: Path) -> None:
-    """Rename the staged version to its target; the previous version is kept next to it until then."""
+def _put_in_place(new: Path, place: Path, kept: Path | None = None) -> None:
+    """Rename the staged version to its target; the previous version is kept next to it until then.
+
+    Args:
+        new: The staged version.
+        place: The target.
+        kept: A path for the previous version, if it stays. The new version is first renamed to that path, so an
+            interruption at any point loses nothing.
+    """
+    if kept is not None:
+        os.rename(new, kept)
+        new = kept
     if place.is_dir() and not any(place.iterdir()):
         place.rmdir()  # Windows cannot replace a folder
     if not place.is_dir():
         os.replace(new, place)
     elif not exchange_names(new, place):
-        os.rename(place, _next_to(place, OLD))
-        os.rename(new, place)
-    sync(place.parent)
-
-
-def _put_in_place_of_foreign(new: Path, place: Path) -> Path:
-    """Replace a folder that contains foreign files, and return the path where it is kept.
-
-    The new version is first renamed to that path, so an interruption at any point loses nothing.
-    """
-    kept = _kept(place)
-    os.rename(new, kept)
-    if not exchange_names(kept, place):
         old = _next_to(place, OLD)
         os.rename(place, old)
-        os.rename(kept, place)
-        os.rename(old, kept)
+        os.rename(new, place)
+        if kept is not None:
+            os.rename(old, kept)
     sync(place.parent)
-    return kept
 
 
 def _sync(path: Path) -> None:

@@ -8,11 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 from PIL import Image
-from transformers.image_utils import load_image
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import DataError, listed
-from ..files.images import UNREADABLE, decoding, open_image, reason
+from ..files.images import read_image
 
 MOST = 512  # images: more take minutes and do not change the ranges
 BATCH = 8
@@ -97,18 +96,3 @@ def labels_of(root: Path, paths: Sequence[Path], label2id: Mapping[str, int]) ->
             "or remove them, or put all images into one folder"
         )
     return None
-
-
-def read_image(path: Path) -> Image.Image:
-    """Decode an image.
-
-    Raises:
-        DataError: The image cannot be read.
-    """
-    try:
-        with open_image(path) as opened, decoding():
-            image: Image.Image = load_image(opened)
-            image.load()
-    except UNREADABLE as error:
-        raise DataError(f"{path} cannot be read as an image ({reason(error)}): replace it, or remove it") from error
-    return image

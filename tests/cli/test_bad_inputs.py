@@ -271,7 +271,7 @@ HUB = {
     "a secret of the environment": (
         "PushRefusedError", "hub/test_push_contents.py::test_secrets_of_the_environment_are_found_by_value"),
     "safetensors metadata that their writers do not produce": (
-        "PushRefusedError", "hub/test_push_contents.py::test_metadata_of_weights_is_refused_unless_the_key_is_named"),
+        "PushRefusedError", "hub/test_push_contents.py::test_metadata_that_no_writer_sets_is_refused"),
     "metadata of images": (
         "removed: they are re-encoded",
         "hub/test_push_contents.py::test_pictures_arrive_upright_with_their_pixels_and_nothing_else"),
@@ -291,7 +291,7 @@ HUB = {
         "not copied, with a warning",
         "hub/test_licenses.py::test_only_short_texts_inside_the_folder_are_copied_and_the_rest_is_said"),
     "a first push that is refused permanently": (
-        "HubError, no repository is left", "hub/test_hub.py::test_a_refused_first_push_leaves_no_repository"),
+        "HubError: the repository is empty", "hub/test_hub.py::test_a_refused_first_push_says_that_the_repository_is_empty"),
     "labels, names and a source's model card that contain Markdown, HTML or YAML": (
         "escaped", "hub/test_model_card.py::test_untrusted_text_stays_text"),
     "invalid settings of the image processor": (

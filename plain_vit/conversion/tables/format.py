@@ -344,7 +344,7 @@ class Format(ABC):
 
     def heads_in(self, tensors: StateDict) -> list[str]:
         """Return the modules of the classifier that have tensors."""
-        return [place for place in self.heads if any(name.startswith(f"{place}.") for name in tensors)]
+        return [place for place in self.heads if any(name.startswith((f"{place}.", f"{place}/")) for name in tensors)]
 
     def classifiers(self, tensors: StateDict) -> list[str]:
         """Return the modules of the classifier; it opens only if each is one dense layer with a bias."""
