@@ -291,7 +291,7 @@ HUB = {
         "not copied, with a warning",
         "hub/test_licenses.py::test_only_short_texts_inside_the_folder_are_copied_and_the_rest_is_said"),
     "a first push that is refused permanently": (
-        "HubError: the repository is empty", "hub/test_hub.py::test_a_refused_first_push_says_that_the_repository_is_empty"),
+        "HubError: the repository is empty", "hub/test_hub.py::test_a_refused_first_push_leaves_it_empty"),
     "labels, names and a source's model card that contain Markdown, HTML or YAML": (
         "escaped", "hub/test_model_card.py::test_untrusted_text_stays_text"),
     "invalid settings of the image processor": (

@@ -406,7 +406,7 @@ def test_an_unchanged_push_sends_nothing_and_another_one_what_has_changed(hub: H
 
 @pytest.mark.slow
 @pytest.mark.parametrize("status", few([403, 400, 413], 1))
-def test_a_refused_first_push_says_that_the_repository_is_empty(status: int, hub: HubEndpoint, folder: Path) -> None:
+def test_a_refused_first_push_leaves_it_empty(status: int, hub: HubEndpoint, folder: Path) -> None:
     hub.fail("POST", "/commit/", status=status)
     with pytest.raises(HubError, match="was created for this push and is empty"):
         push_folder(folder, REPO)
