@@ -122,10 +122,10 @@ def changed_by_writing(path: Path, model: Described, *, layout: str | None, has_
             ]
             said = next((each for each in sets if each and None not in each.values()), {})
             if not said or said.keys() & answers.keys():
-                raise ExportError(f"what was written cannot be opened again: {error}") from error
+                raise ExportError(f"the exported checkpoint cannot be opened again: {error}") from error
             answers |= said
         except PlainViTError as error:
-            raise ExportError(f"what was written cannot be opened again: {error}") from error
+            raise ExportError(f"the exported checkpoint cannot be opened again: {error}") from error
     theirs = Described(opened.report.config, opened.image_processor if has_processor else None)
     lines = unseen_differences(model, theirs)
     if class_names(model.config) and not class_names(theirs.config):

@@ -222,7 +222,7 @@ def test_verify_says_what_differs_without_effect_on_the_outputs(
     if says is None:
         assert others.strip() == ""
     else:
-        assert others.strip().startswith("what differs without effect on these images:")
+        assert others.strip().startswith("differences without effect on these images:")
         assert says in others
 
 

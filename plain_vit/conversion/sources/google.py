@@ -500,7 +500,7 @@ def _positions(
         grid = square_grid(rows - class_rows)
         if grid is None:
             raise AmbiguousCheckpointError(
-                f"{place} has {rows - class_rows} rows for patches, which are no square grid:",
+                f"{place} has {rows - class_rows} rows for patches, which do not form a square grid:",
                 {"image_size": ["(height, width)"]},
             )
         size = (grid[0] * height, grid[1] * width)

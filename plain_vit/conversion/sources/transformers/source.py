@@ -196,9 +196,7 @@ class TransformersFormat(Format):
         faults = [*_changed_parts(module, rebuilt), *_changed_values(module)]
         unread = ignored_names([fault.partition(" is ")[0] for fault in faults], ignored)
         if faults := [fault for fault in faults if fault.partition(" is ")[0] not in unread]:
-            raise ExportError(
-                f"plain-vit does not know parts of this {name} (what it is, not what it would become):", faults
-            )
+            raise ExportError(f"plain-vit does not know parts of this {name} (found, not expected):", faults)
         return Description(config, name, inferences, ignored)
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
@@ -639,7 +637,7 @@ def _read_head(
         values = [settings[key] for key in ("projection_dropout", "hidden_dropout_prob")]
         faults.append("projection_dropout={} beside hidden_dropout_prob={}".format(*values))
     if intern and not settings["use_mean_pooling"] and settings["norm_type"] != "layer_norm":
-        faults.append(f"norm_type={settings['norm_type']!r}, but for the last norm, a LayerNorm")
+        faults.append(f"norm_type={settings['norm_type']!r}, except for the last norm, a LayerNorm")
     if architecture.family is SIGLIP2 and math.isqrt(settings["num_patches"]) ** 2 != settings["num_patches"]:
         faults.append(f"num_patches={settings['num_patches']}: the class itself takes the grid for a square")
     for size in ("image_size", "patch_size"):
