@@ -50,15 +50,13 @@ class Images:
 
     def in_order(self, order: np.ndarray) -> "Images":
         """Return the images with these indices, in this order."""
-        return Images(
-            len(order),
-            None if self.rows is None else self.rows[order],
-            [self.paths[i] for i in order],
-            None if self.features is None else self.features[order],
-            None if self.predicted is None else [self.predicted[i] for i in order],
-            None if self.probability is None else self.probability[order],
-            None if self.true is None else self.true.in_order(order),
+        rows, features, probability = (
+            None if array is None else array[order] for array in (self.rows, self.features, self.probability)
         )
+        paths = [self.paths[i] for i in order]
+        predicted = None if self.predicted is None else [self.predicted[i] for i in order]
+        true = None if self.true is None else self.true.in_order(order)
+        return Images(len(order), rows, paths, features, predicted, probability, true)
 
 
 class Shards:

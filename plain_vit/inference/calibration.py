@@ -29,13 +29,11 @@ class ImageBatches:
     paths: Sequence[Path]
     image_processor: Any
 
-    @property
-    def count(self) -> int:
-        """The number of images."""
+    def __len__(self) -> int:
         return len(self.paths)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        for start in range(0, self.count, BATCH):
+        for start in range(0, len(self), BATCH):
             images = [read_image(path) for path in self.paths[start : start + BATCH]]
             yield self.image_processor(images, return_tensors="np")["pixel_values"].astype(np.float32)
 

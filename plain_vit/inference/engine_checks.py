@@ -93,7 +93,7 @@ def compare(
 
 def agreement_on(images: ImageSets, classes: Sequence[tuple[np.ndarray, np.ndarray]]) -> Agreement:
     """Return how the classes of the compared images change, given those by the model and by the graph."""
-    counts = images.setting.count, images.compared.count
+    counts = len(images.setting), len(images.compared)
     if not classes:
         return Agreement(*counts)
     by_model, by_graph = map(np.concatenate, zip(*classes, strict=True))
