@@ -12,8 +12,6 @@ from pathlib import Path
 
 from ..errors import printable
 
-STYLE, PAGE = (Path(__file__).with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".html"))
-
 
 def html_page(title: str, body: str, *, style: str = "", script: str = "", pictures: str = "data:") -> str:
     """Return a complete page.
@@ -25,14 +23,15 @@ def html_page(title: str, body: str, *, style: str = "", script: str = "", pictu
         script: JavaScript that runs after the body is parsed.
         pictures: Allowed sources of pictures, as in a content security policy (default: only the page itself).
     """
-    style = STYLE + style
+    styles, page = (Path(__file__).with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".html"))
+    style = styles + style
     scripts = _hash(script) if script else "'none'"
     policy = (
         f"default-src 'none'; img-src {pictures}; style-src {_hash(style)}; script-src {scripts}; base-uri 'none'; "
         "form-action 'none'"
     )
     element = f"<script>{script}</script>\n" if script else ""
-    return PAGE.format(policy=policy, title=plain_text(title), style=style, body=body, script=element)
+    return page.format(policy=policy, title=plain_text(title), style=style, body=body, script=element)
 
 
 def _hash(text: str) -> str:

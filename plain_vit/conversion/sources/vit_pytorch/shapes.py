@@ -173,8 +173,8 @@ class Reader:
         image_size, patch_size, num_channels = self.geometry(pixels // views, self.patches(class_rows))
         if self.open:
             raise AmbiguousCheckpointError(
-                f"the tensors of a ViT of vit-pytorch ({layout.title}) do not show all settings that its logits depend "
-                "on. Give these, as the model was built (the most usual values come first), or "
+                f"the tensors of a ViT of vit-pytorch ({layout.title}) do not say all that its logits depend on. "
+                "Give what follows, as the model was built (the most usual values come first), or "
                 "reference=(pixel_values, logits):",
                 self.open,
             )
