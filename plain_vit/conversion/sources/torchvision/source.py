@@ -153,9 +153,9 @@ class TorchvisionFormat(Format):
         block = module.encoder.layers[0]
         head, dropout, head_fields = _read_heads(module.heads)
         kept = {ours: getattr(module, theirs) for theirs, ours in ARGUMENTS.items() if hasattr(module, theirs)}
+        kept |= {"representation_size": None, "layer_norm_eps": epsilon_of(block.ln_1)}
         config = PlainViTConfig(
-            **FIXED_FIELDS | kept | {"representation_size": None} | head_fields,
-            layer_norm_eps=epsilon_of(block.ln_1),
+            **FIXED_FIELDS | kept | head_fields,
             num_hidden_layers=len(module.encoder.layers),
             num_attention_heads=block.num_heads,
         )
