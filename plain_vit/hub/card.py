@@ -26,7 +26,7 @@ from ..configuration_plain_vit import PlainViTConfig
 from ..conversion.parity import StageDifference
 from ..conversion.report import Report
 from ..conversion.sources.transformers.pixels import processor_from_transformers
-from ..errors import CheckpointError, UnsafeFileError, counted
+from ..errors import CheckpointError, UnsafeFileError, counted, few
 from ..files.marks import MARK, is_untouched, marked
 from ..files.reading import read_checkpoint
 from ..files.texts import parse_json, read_small_file
@@ -342,7 +342,8 @@ def _card(folder: Path, facts: ModelFacts) -> str:
         license_files=", ".join(f"[{plain(name)}]({urllib.parse.quote(name)})" for name in license_files(folder)),
         cites_paper=any("Worth 16x16 Words" in entry for entry in facts.citations),
         cell=partial(plain, longest=2 * LONGEST),
-        code=code, counted=counted, fenced=fenced, listed=_listed_names, plain=plain, quote=urllib.parse.quote,
+        listed=lambda names, most: few(list(map(plain, names)), most),
+        code=code, counted=counted, fenced=fenced, plain=plain, quote=urllib.parse.quote,
     )  # fmt: skip
     return str(card)
 
@@ -365,11 +366,6 @@ def _metadata(name: str, classifies: bool, facts: ModelFacts) -> ModelCardData:
         model_name=name if results else None,
         eval_results=results or None,
     )
-
-
-def _listed_names(names: Sequence[str], most: int) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(plain, names[:most])) + more
 
 
 def _is(config: PlainViTConfig, task: str) -> bool:
