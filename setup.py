@@ -161,9 +161,7 @@ setup(
     packages=[*find_packages(include=["plain_vit", "plain_vit.*"]), "plain_vit.examples"],
     package_dir={"plain_vit.examples": "examples"},
     package_data={
-        "plain_vit": [
-            "py.typed", "analysis/page.*", "browse/page.*", "hub/*.md", "conversion/sources/**/*.json", "training/*.yaml",
-        ],  # fmt: skip
+        "plain_vit": ["py.typed", "**/page.*", "**/*.json", "**/*.yaml", "hub/*.md"],
         "plain_vit.examples": ["**/*"],
     },
     exclude_package_data={"plain_vit.examples": ["**/__pycache__/*", "**/*.pyc"]},
