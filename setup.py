@@ -77,7 +77,6 @@ EXTRAS = {
     ],
     "serve": [
         "fastapi>=0.120",
-        "h11>=0.16",  # uvicorn brings it
         "onnxruntime>=1.23",
         "pydantic>=2.9",
         "python-multipart>=0.0.20",
