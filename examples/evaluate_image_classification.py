@@ -34,10 +34,10 @@ from plain_vit.system.extras import needs
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from datasets import Dataset
 
-    from plain_vit.training.arguments import ForwardOptions, LabelOptions, keywords, option, run_script
+    from plain_vit.training.arguments import ForwardOptions, ImageOptions, LabelOptions, keywords, option, run_script
     from plain_vit.training.data import load_labelled_split
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
-    from plain_vit.training.hardware.processes import loading_options, start_accelerator
+    from plain_vit.training.hardware.processes import start_processes
     from plain_vit.training.metrics import Evaluation, evaluate_classifier, metric_text
     from plain_vit.training.models import checkpoint_hints, matching_classes, names_of_classes, open_classifier
     from plain_vit.training.reports.mistakes import confused_pairs, results_by_class, top_accuracy
@@ -83,8 +83,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
         The results, as in the output file.
     """
     check(arguments)
-    accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
-    loading = loading_options(arguments.num_workers)
+    accelerator, loading = start_processes(arguments)
     loading["batch_size"] = -(-arguments.batch_size // accelerator.num_processes)
     model, image_processor = open_model(arguments, loading["batch_size"])
     in_engine = isinstance(model, EngineModel)
@@ -178,11 +177,8 @@ def open_split(arguments: EvaluateArguments, class_names: list[str], problem_typ
     if problem_type in VECTORS and arguments.views != "one":
         raise DataError(f"views are for single labels, and the model's problem is {problem_type}: omit --views.")
     split, data_classes = load_labelled_split(
-        arguments.dataset,
-        arguments.split,
-        subset=arguments.dataset_subset,
-        image_column=arguments.image_column,
-        **keywords(arguments, LabelOptions),
+        **keywords(arguments, ImageOptions, LabelOptions),
+        split=arguments.split,
         problem_type=problem_type,
         classes=len(class_names) if arguments.labels_by == "number" else None,
     )

@@ -50,7 +50,6 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data.augmentation import training_transform
     from plain_vit.training.data.identity import dataset_identity
     from plain_vit.training.data.inputs import max_num_patches_of
-    from plain_vit.training.data.sampling import ShuffledStream
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Loop, make_schedule, start_run
     from plain_vit.training.models import checkpoint_hints, open_preset
@@ -123,14 +122,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
     # Start the run, or resume it from its newest checkpoint.
     loop = Loop(task, learner, schedule, run, arguments)
     loop.begin()
-    order = ShuffledStream(
-        len(train),
-        length=schedule.total_steps * arguments.batch_size,
-        seed=arguments.seed,
-        start=loop.step * arguments.batch_size,
-        batch_size=arguments.batch_size,
-    )
-    batches = loop.batches(train_images, order, **loading)
+    batches = loop.batches(train_images, **loading)
     watched_loader = accelerator.prepare(DataLoader(watched_images, batch_size=loop.micro_batch, **loading))
     accelerator.print(f"{len(train)} images, {predicted.sum()} of {predicted.numel()} patches of each predicted")
     loop.train(batches, watched_loader)
@@ -153,9 +145,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
 
 def open_images(arguments: PretrainArguments) -> tuple[Dataset, Dataset]:
     """Open the training images, and split off some for validation."""
-    images = load_images(
-        arguments.dataset, arguments.split, subset=arguments.dataset_subset, image_column=arguments.image_column
-    )
+    images = load_images(**keywords(arguments, ImageOptions), split=arguments.split)
     count = round(arguments.validation_fraction * len(images))
     if not 0 < count < len(images):
         raise TrainingError(

@@ -30,7 +30,7 @@ from ..files.staging import is_vacant, staged_file
 from ..modeling_plain_vit import PlainViTForImageClassification
 from ..scores import REGRESSION, scores
 from ..system.extras import needs
-from ..training.arguments import BulkOptions
+from ..training.arguments import BulkOptions, ImageOptions, keywords
 from ..training.data import load_images
 from ..training.data.decoding import BLANK, as_files, decode_image, name_broken, open_stored
 from ..training.data.identity import contents_hash, paths_hash
@@ -568,15 +568,8 @@ def predictions_of(model: Any, inputs: Mapping[str, torch.Tensor], *, top: int) 
 
 def open_images(options: BulkOptions) -> Dataset | IterableDataset:
     """Open the images of a split, undecoded."""
-    rows = load_images(
-        options.dataset,
-        options.split,
-        subset=options.dataset_subset,
-        image_column=options.image_column,
-        streaming=options.streaming,
-        all_of_folder=True,
-    )
-    return as_files(rows)
+    named = keywords(options, ImageOptions)
+    return as_files(load_images(**named, split=options.split, streaming=options.streaming, all_of_folder=True))
 
 
 def open_model(options: BulkOptions) -> tuple[Any, Any]:

@@ -35,6 +35,7 @@ from .optimization import learning_rate_factor
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
+    from sklearn.linear_model import Ridge
 
 MOMENTUM = 0.9  # of SGD
 BETAS = (0.9, 0.95)  # of AdamW, as in CAPI
@@ -495,14 +496,10 @@ def fit_ridge(features: Features, classes: int, *, l2: float = 2.0**10) -> tuple
     mean, std = values.mean(dim=0), values.std(dim=0, correction=0) + EPSILON
     inputs = torch.cat([(values - mean) / std, torch.full((len(values), 1), BIAS, dtype=torch.float64)], dim=1)
     targets = F.one_hot(features.labels, classes).double() * 2 - 1
-    if inputs.shape[1] <= len(inputs):
-        gram = inputs.T @ inputs + l2 * torch.eye(inputs.shape[1], dtype=torch.float64)
-        solution = torch.linalg.solve(gram, inputs.T @ targets)
-    else:  # fewer images than features: the smaller system has the same solution
-        gram = inputs @ inputs.T + l2 * torch.eye(len(inputs), dtype=torch.float64)
-        solution = inputs.T @ torch.linalg.solve(gram, targets)
-    weight = solution[:-1].T / std
-    return weight, solution[-1] * BIAS - weight @ mean
+    ridge = Ridge(alpha=l2, fit_intercept=False, solver="cholesky").fit(inputs.numpy(), targets.numpy())
+    solution = torch.from_numpy(ridge.coef_)
+    weight = solution[:, :-1] / std
+    return weight, solution[:, -1] * BIAS - weight @ mean
 
 
 def few_shot_accuracies(

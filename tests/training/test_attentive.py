@@ -279,8 +279,8 @@ def test_the_script_votes_and_leaves_the_model_of_the_attentive_probe(
     out = tmp_path / "out"
     rates = ("--learning_rates", 0.003, 0.03)
     first = script.probe(arguments_of(model_folder, out, "--mode", "attentive", *rates))
-    monkeypatch.setattr(script, "extract_features", None)
-    monkeypatch.setattr(script, "write_tokens", None)
+    monkeypatch.setattr(script.probing, "extract_features", None)
+    monkeypatch.setattr(script.probing, "write_tokens", None)
     results = script.probe(arguments_of(model_folder, out, "--mode", "knn", "--neighbors", 1, 7))
     assert results["attentive"] == first["attentive"]
     assert list(results["knn"]) == ["1", "7"]

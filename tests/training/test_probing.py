@@ -213,7 +213,7 @@ def test_probe_leaves_a_model_with_the_accuracy_it_reports_and_features_that_are
     answers = model.classifier(stored["test.values"]).argmax(1)
     assert (answers == stored["test.labels"]).double().mean().item() == results["linear"]["test_accuracy"]
 
-    monkeypatch.setattr(script, "extract_features", None)
+    monkeypatch.setattr(script.probing, "extract_features", None)
     again = script.probe(arguments_of(model_folder, out, "--recipe", "few-shot", "--shots", 2))
     assert again["few_shot"]["2"] == results["few_shot"]["2"]
     assert again["linear"] == results["linear"], "which the later probe did not compute"
@@ -247,7 +247,7 @@ def test_results_of_other_settings_are_not_in_one_table_and_each_is_kept_at_once
         few = [results_of("few_shot", "--shots", count, "--seeds", *seeds) for count in (1, 2)[-len(shots) :]][-1]
         assert few["few_shot"].keys() == shots
         assert few["settings"] == {**other["settings"], "few_shot": {"seeds": [*seeds], "l2": 1024.0}}
-    monkeypatch.setattr(script, "few_shot_accuracies", None)
+    monkeypatch.setattr(script.probing, "few_shot_accuracies", None)
     with pytest.raises(TypeError):
         results_of("both", "--shots", 1)
     kept = json.loads((tmp_path / "out" / "results.json").read_text())

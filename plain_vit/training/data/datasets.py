@@ -465,9 +465,9 @@ class ImageClassificationData:
 
 
 def load_classification_data(
-    name: str,
+    dataset: str,
     *,
-    subset: str | None = None,
+    dataset_subset: str | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
     train_split: str | None = None,
@@ -487,8 +487,8 @@ def load_classification_data(
     The columns and splits of `BENCHMARKS` are predefined, and can be overridden.
 
     Args:
-        name: see `load_splits`.
-        subset: see `load_splits`.
+        dataset: see `load_splits`.
+        dataset_subset: see `load_splits`.
         image_column: see `find_columns`.
         label_column: see `find_columns`.
         train_split: the training split (default: `train`); combine several with `+`.
@@ -513,11 +513,11 @@ def load_classification_data(
         raise DataError(f"validation_fraction is {validation_fraction}: expected at least 0 and less than 1.")
     if streaming and (validation_fraction or shots_per_class is not None or max_images is not None):
         raise DataError("A stream cannot be split: omit --validation_fraction, --shots_per_class and --max_images.")
-    if known := _benchmark(name):
+    if known := _benchmark(dataset):
         image_column, label_column = image_column or known.image, label_column or known.label
         train_split, test_split = train_split or known.train, test_split or known.test
     asked = [*(train_split or "").split("+"), validation_split, test_split]
-    splits = load_splits(name, subset=subset, streaming=streaming, chosen=[*filter(None, asked)])
+    splits = load_splits(dataset, subset=dataset_subset, streaming=streaming, chosen=[*filter(None, asked)])
     chosen = _choose_splits(splits, train_split or "train", validation_split, test_split)
     if validation_fraction and "validation" in chosen:
         raise DataError("The dataset already has a validation split: omit --validation_fraction.")
@@ -582,10 +582,10 @@ def without_unreadable(
 
 
 def load_labelled_split(
-    name: str,
+    dataset: str,
     split: str | None = None,
     *,
-    subset: str | None = None,
+    dataset_subset: str | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
     label_names: str | None = None,
@@ -595,9 +595,9 @@ def load_labelled_split(
     """Open one split for evaluation.
 
     Args:
-        name: see `load_splits`.
+        dataset: see `load_splits`.
         split: the split (default: `test`, else the validation split, else the only one).
-        subset: see `load_splits`.
+        dataset_subset: see `load_splits`.
         image_column: see `find_columns`.
         label_column: see `find_columns`.
         label_names: a text file with one class per line, for labels that are plain numbers.
@@ -611,11 +611,11 @@ def load_labelled_split(
     Raises:
         DataError: The split or a column is unknown, or a label is outside its classes.
     """
-    if known := _benchmark(name):
+    if known := _benchmark(dataset):
         image_column, label_column = image_column or known.image, label_column or known.label
         split = split or known.test
     asked = [] if split is None else [split]
-    splits = load_splits(name, subset=subset, chosen=asked, option="--split")
+    splits = load_splits(dataset, subset=dataset_subset, chosen=asked, option="--split")
     rows = _one_split(splits, split, ("test", *VALIDATION_NAMES))
     single = problem_type == "single_label_classification"
     image_column, label_column = find_columns(rows.features, image=image_column, label=label_column, single=single)
@@ -636,10 +636,10 @@ def load_labelled_split(
 
 
 def load_images(
-    name: str,
+    dataset: str,
     split: str | None = None,
     *,
-    subset: str | None = None,
+    dataset_subset: str | None = None,
     image_column: str | None = None,
     streaming: bool = False,
     all_of_folder: bool = False,
@@ -647,9 +647,9 @@ def load_images(
     """Open the images of one split, without labels.
 
     Args:
-        name: see `load_splits`; an image folder needs no sub-folders.
+        dataset: see `load_splits`; an image folder needs no sub-folders.
         split: the split (default: `train`, else the only one).
-        subset: see `load_splits`.
+        dataset_subset: see `load_splits`.
         image_column: the image column, if there are several.
         streaming: stream the rows instead of storing them first.
         all_of_folder: without a split, open all files of a folder, whatever their names.
@@ -660,10 +660,10 @@ def load_images(
     Raises:
         DataError: The split or the column is unknown.
     """
-    if known := _benchmark(name):
+    if known := _benchmark(dataset):
         image_column = image_column or known.image
     asked = [split] if split else [ALL] if all_of_folder else []
-    splits = load_splits(name, subset=subset, streaming=streaming, chosen=asked, option="--split")
+    splits = load_splits(dataset, subset=dataset_subset, streaming=streaming, chosen=asked, option="--split")
     rows = _one_split(splits, split, ("train",))
     column = _find_column(_features(rows), "image", image_column, Image)
     rows = _with_images(rows.select_columns([column]), column)
@@ -698,19 +698,19 @@ class Labels:
 
 
 def load_images_and_labels(
-    name: str,
+    dataset: str,
     split: str | None = None,
     *,
-    subset: str | None = None,
+    dataset_subset: str | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
 ) -> tuple[Dataset, Labels | None]:
     """Open the undecoded images of one split, and their labels.
 
     Args:
-        name: see `load_splits`; an image folder needs no sub-folders.
+        dataset: see `load_splits`; an image folder needs no sub-folders.
         split: the split (default: all files of a folder; otherwise `train`, or the only split).
-        subset: see `load_splits`.
+        dataset_subset: see `load_splits`.
         image_column: the image column, if there are several.
         label_column: the label column, if there are several.
 
@@ -720,9 +720,9 @@ def load_images_and_labels(
     Raises:
         DataError: The split or a column is unknown.
     """
-    if known := _benchmark(name):
+    if known := _benchmark(dataset):
         image_column, label_column = image_column or known.image, label_column or known.label
-    splits = load_splits(name, subset=subset, chosen=[split or ALL], option="--split")
+    splits = load_splits(dataset, subset=dataset_subset, chosen=[split or ALL], option="--split")
     rows = _one_split(splits, split, ("train",))
     image_column = _find_column(rows.features, "image", image_column, Image)
     may_be_labels = any(
