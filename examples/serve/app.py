@@ -8,21 +8,19 @@
 On a public network, put it behind a reverse proxy such as nginx, which limits connections and waits for slow clients.
 
 Each process serves one model. While `max_requests` requests are in progress, others are refused with 503 before their
-bodies are read. Otherwise the images of a request are read, decoded by threads (the smallest first), and queued; one
-thread runs the model on batches of queued images, from one request or many. Each step has a limit in time and size.
+bodies are read. Otherwise the images of a request are read, decoded by threads, and queued; one thread runs the model
+on batches of queued images, from one request or many. Each step has a limit in time and size.
 """
 
 import argparse
 import asyncio
-import heapq
-import itertools
 import logging
 import math
 import os
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
@@ -227,7 +225,7 @@ class Classifier:
 
 
 class Decoders:
-    """Threads that decode images, the smallest first, within a limit on the pixels that are queued or being decoded.
+    """Threads that decode images, within a limit on the pixels that are queued or being decoded.
 
     Decoding cannot be cancelled: if the client disconnects, its pixels count until the decoder finishes.
 
@@ -237,46 +235,18 @@ class Decoders:
 
     def __init__(self, max_pixels: int):
         self.free = max_pixels
-        self.idle = os.cpu_count() or 1
-        self.threads = ThreadPoolExecutor(self.idle, "decoder")
-        self.numbers = itertools.count()  # images of equal size are decoded in order of arrival
-        self.queue: list[tuple[int, int, asyncio.Future[np.ndarray], Callable[[], np.ndarray]]] = []
+        self.threads = ThreadPoolExecutor(os.cpu_count(), "decoder")
 
     def submit(self, pixels: int, decode: Callable[[], np.ndarray]) -> "asyncio.Future[np.ndarray]":
         """Queue an image; it leaves the queue if the future is cancelled."""
-        image: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
-        image.add_done_callback(self._forget)
-        self.free -= pixels
-        heapq.heappush(self.queue, (pixels, next(self.numbers), image, decode))
-        self._start()
-        return image
-
-    def _start(self) -> None:
         loop = asyncio.get_running_loop()
-        while self.idle and self.queue:
-            pixels, _, image, decode = heapq.heappop(self.queue)
-            if image.cancelled():
-                self.free += pixels
-                continue
-            self.idle -= 1
-            end = partial(loop.call_soon_threadsafe, partial(self._end, pixels, image))
-            self.threads.submit(decode).add_done_callback(end)
+        self.free -= pixels
+        work = self.threads.submit(decode)
+        work.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release, pixels))
+        return asyncio.wrap_future(work)
 
-    def _end(self, pixels: int, image: "asyncio.Future[np.ndarray]", work: "Future[np.ndarray]") -> None:
-        self.idle += 1
+    def _release(self, pixels: int) -> None:
         self.free += pixels
-        if not image.done():
-            if error := work.exception():
-                image.set_exception(error)
-            else:
-                image.set_result(work.result())
-        self._start()
-
-    def _forget(self, image: "asyncio.Future[np.ndarray]") -> None:
-        if image.cancelled():
-            self.free += sum(pixels for pixels, _, other, _ in self.queue if other is image)
-            self.queue = [one for one in self.queue if one[2] is not image]
-            heapq.heapify(self.queue)
 
 
 class Batches:

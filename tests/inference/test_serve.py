@@ -11,12 +11,14 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -596,7 +598,7 @@ def in_decoders(use: Callable[[Any], Any], max_pixels: int = 100) -> Any:
 
     async def run() -> Any:
         decoders = app.Decoders(max_pixels)
-        decoders.idle = 1
+        decoders.threads = ThreadPoolExecutor(1)
         result = await use(decoders)
         decoders.threads.shutdown()
         await asyncio.sleep(0.01)
@@ -613,7 +615,7 @@ def slow_image(done: list[int], pixels: int) -> np.ndarray:
     return np.full(1, pixels)
 
 
-def test_the_smallest_image_is_decoded_first_and_pixels_count_until_then() -> None:
+def test_pixels_count_until_their_image_is_decoded() -> None:
     done: list[int] = []
 
     async def use(decoders: Any) -> Any:
@@ -622,25 +624,33 @@ def test_the_smallest_image_is_decoded_first_and_pixels_count_until_then() -> No
         return await asyncio.gather(*images, return_exceptions=True)
 
     decoders, found = in_decoders(use)
-    assert done == [29, 5, 13, 31]  # the first had begun
+    assert done == [29, 31, 13, 5]
     assert [isinstance(one, app.BadImage) or int(one[0]) for one in found] == [29, 31, True, 5]
-    assert (decoders.free, decoders.idle) == (100, 1)
+    assert decoders.free == 100
 
 
 def test_images_that_nobody_waits_for_are_forgotten_and_those_in_work_count_until_they_end() -> None:
     done: list[int] = []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def decode(pixels: int) -> np.ndarray:
+        begun.set()
+        may_end.wait(60)
+        return slow_image(done, pixels)
 
     async def use(decoders: Any) -> Any:
-        images = [decoders.submit(pixels, lambda pixels=pixels: slow_image(done, pixels)) for pixels in (29, 31, 7)]
+        images = [decoders.submit(pixels, partial(decode, pixels)) for pixels in (29, 31, 7)]
+        await asyncio.to_thread(begun.wait)
         images[0].cancel()
         images[1].cancel()
-        await asyncio.sleep(0)
-        assert (decoders.free, len(decoders.queue)) == (100 - 29 - 7, 1)
+        await asyncio.sleep(0.01)
+        assert decoders.free == 100 - 29 - 7
+        may_end.set()
         return await images[2]
 
     decoders, found = in_decoders(use)
     assert done == [29, 7]
-    assert (int(found[0]), decoders.free, decoders.idle, decoders.queue) == (7, 100, 1, [])
+    assert (int(found[0]), decoders.free) == (7, 100)
 
 
 class SlowClassifier:
