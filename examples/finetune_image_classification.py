@@ -63,12 +63,12 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.optimization import freeze, freeze_unused
     from plain_vit.training.reports.facts import describe_plan, model_facts, report_facts
     from plain_vit.training.reports.publishing import publish
-    from plain_vit.training.reports.report import write_predictions, write_report
+    from plain_vit.training.reports.report import predictions_of, write_report
     from plain_vit.training.reports.show_batch import check_picture, show_batch
     from plain_vit.training.reports.snapshots import Snapshots
     from plain_vit.training.reports.trials import Outcome, check_trial, find_learning_rate, overfit
     from plain_vit.training.run.dry_run import text_tables
-    from plain_vit.training.run.folder import RunFolder, deciding_options, default_options
+    from plain_vit.training.run.folder import RunFolder, deciding_options, default_options, write_file
     from plain_vit.training.tasks.classification import Classification, ImageTask
     from plain_vit.training.tasks.vectors import VectorPrediction, check_vector_options
 
@@ -208,7 +208,7 @@ class FineTuning:
         """Write predictions, report and model card, and push the folder if requested."""
         arguments, data, path = self.arguments, self.data, self.loop.run.path
         held_out = data.splits[data.held_out]
-        write_predictions(path, result, held_out, data.label_names)
+        write_file(path / "predictions.csv", predictions_of(result, held_out, data.label_names))
         if arguments.report:
             facts, shown = report_facts(arguments, data, self.loop, results), self.accelerator.unwrap_model(model)
             page = write_report(snapshots, facts, result, held_out, split_name=data.held_out, model=shown)

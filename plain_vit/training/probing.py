@@ -451,10 +451,7 @@ def check_shots(labels: torch.Tensor, classes: int, shots: int) -> None:
 
     Raises:
         DataError: A class has fewer.
-        TrainingError: The number is below 1.
     """
-    if shots < 1:
-        raise TrainingError(f"Expected 1 or more shots: got {shots}.")
     counts = torch.bincount(labels, minlength=classes)
     fewest = int(counts.argmin())
     if counts[fewest] < shots:
@@ -468,7 +465,6 @@ def choose_shots(labels: torch.Tensor, classes: int, shots: int, *, seed: int) -
 
     Raises:
         DataError: A class has fewer.
-        TrainingError: The number is below 1.
     """
     check_shots(labels, classes, shots)
     rng = np.random.default_rng(seed)

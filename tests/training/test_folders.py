@@ -545,8 +545,8 @@ def test_cache_that_cannot_be_written_is_no_error(owner, name, error, tmp_path, 
     monkeypatch.setattr(owner, name, refuse)
     with pytest.warns(UserWarning, match=f"is not cached: .*{error.strerror}"):
         splits = open_folder(root).rows
-    monkeypatch.undo()
     assert not cached_files()
+    monkeypatch.undo()
     assert_rows_of_datasets(root, splits)
     assert rows_of(pickle.loads(pickle.dumps(splits))) == rows_of(splits)
 

@@ -255,7 +255,7 @@ def _load_files(path: Path, streaming: bool, chosen: Sequence[str], option: str)
         return _streamed(load_idx(path)) if streaming else load_idx(path)
     opened = open_folder(path, chosen, option)
     if opened.rows is not None:
-        return _streamed_images(opened.rows) if streaming else opened.rows
+        return _streamed(opened.rows) if streaming else opened.rows
     if opened.builder is not None:
         return _built(opened, streaming)
     raise DataError(
@@ -319,18 +319,6 @@ def _streamed(splits: DatasetDict) -> IterableDatasetDict:
     return _with_sizes(IterableDatasetDict(streams), {name: len(split) for name, split in splits.items()})
 
 
-def _streamed_images(splits: DatasetDict) -> IterableDatasetDict:
-    """Stream the rows of an image folder; each file is a shard."""
-    streams = {}
-    for name, split in splits.items():
-        table = split.with_format("arrow")[:]
-        paths = [image["path"] for image in table["image"].to_pylist()]
-        labels = table["label"].to_pylist() if "label" in split.features else paths
-        rows = {"paths": paths, "labels": labels, "columns": tuple(split.features)}
-        streams[name] = IterableDataset.from_generator(_image_rows, features=split.features, gen_kwargs=rows)
-    return _with_sizes(IterableDatasetDict(streams), {name: len(split) for name, split in splits.items()})
-
-
 def _with_sizes(streams: IterableDatasetDict, sizes: Mapping[str, int]) -> IterableDatasetDict:
     """Store the number of rows in each stream, where `_stream_size` looks for it."""
     for name, stream in streams.items():
@@ -340,12 +328,6 @@ def _with_sizes(streams: IterableDatasetDict, sizes: Mapping[str, int]) -> Itera
         stream.info.splits = SplitDict({str(split): SplitInfo(str(split), num_examples=sizes[name])})
         stream._split = split
     return streams
-
-
-def _image_rows(paths: list[str], labels: list[Any], columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    for path, label in zip(paths, labels, strict=True):
-        row = {"image": {"bytes": None, "path": path}, "label": label}
-        yield {column: row[column] for column in columns}
 
 
 def _parquet_rows(file: str) -> int:
@@ -509,8 +491,6 @@ def load_classification_data(
     Raises:
         DataError: A split or column is unknown, a label is outside its classes, or there are fewer than two classes.
     """
-    if not 0 <= validation_fraction < 1:
-        raise DataError(f"validation_fraction is {validation_fraction}: expected at least 0 and less than 1.")
     if streaming and (validation_fraction or shots_per_class is not None or max_images is not None):
         raise DataError("A stream cannot be split: omit --validation_fraction, --shots_per_class and --max_images.")
     if known := _benchmark(dataset):
