@@ -15,7 +15,7 @@ from the newest checkpoint with the same numbers.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -109,7 +109,14 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
     # Data, model and schedule: errors in them are reported before anything is written.
     train, watched = open_images(arguments)
     model, image_processor = make_model(arguments)
-    train_images, watched_images = hide_patches(arguments, train, watched, model, image_processor)
+    patch_size, corruption, seed = model.config.patch_shape, corruption_of(arguments), arguments.seed
+    varied = training_transform(
+        image_processor, crop_scale=arguments.crop_scale, horizontal_flip=arguments.horizontal_flip
+    )
+    train_images = CorruptedImages(train, varied, patch_size, corruption, seed)
+    # Every evaluation has the same masks: those of an epoch that training never reaches.
+    plain = training_transform(image_processor, scaled=False)
+    watched_images = CorruptedImages(watched, plain, patch_size, corruption, seed, epoch=2**31)
     predicted = watched_images[0]["predicted"]  # the same number for every image
     task = MaskedPatches(model, image_processor, int(predicted.sum()))
     schedule = make_schedule(arguments, len(train), accelerator.num_processes)
@@ -156,35 +163,11 @@ def open_images(arguments: PretrainArguments) -> tuple[Dataset, Dataset]:
     return images.select(sorted(shuffled[count:])), images.select(sorted(shuffled[:count]))
 
 
-def hide_patches(
-    arguments: PretrainArguments,
-    train: Dataset,
-    watched: Dataset,
-    model: PlainViTForMaskedImageModeling,
-    image_processor: Any,
-) -> tuple[CorruptedImages, CorruptedImages]:
-    """Return the training and validation images with their masks."""
-    corruption, patch_size, seed = corruption_of(arguments), model.config.patch_shape, arguments.seed
-    varied = training_transform(
-        image_processor, crop_scale=arguments.crop_scale, horizontal_flip=arguments.horizontal_flip
-    )
-    # Every evaluation has the same masks: those of an epoch that training never reaches.
-    plain = training_transform(image_processor, scaled=False)
-    return (
-        CorruptedImages(train, varied, patch_size, corruption, seed),
-        CorruptedImages(watched, plain, patch_size, corruption, seed, epoch=2**31),
-    )
-
-
 def corruption_of(arguments: PretrainArguments) -> Corruption:
     """Return the masking: from the options, or as published for the target."""
-    usual = CORRUPTIONS[arguments.target]
-    return Corruption(
-        usual.ratio if arguments.mask_ratio is None else arguments.mask_ratio,
-        hidden=usual.hidden if arguments.hidden_share is None else arguments.hidden_share,
-        exchanged=usual.exchanged if arguments.exchanged_share is None else arguments.exchanged_share,
-        block=arguments.mask_block,
-    )
+    options = {"ratio": "mask_ratio", "hidden": "hidden_share", "exchanged": "exchanged_share", "block": "mask_block"}
+    given = {field: getattr(arguments, name) for field, name in options.items() if getattr(arguments, name) is not None}
+    return replace(CORRUPTIONS[arguments.target], **given)
 
 
 def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageModeling, Any]:

@@ -6,12 +6,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL.Image
 from huggingface_hub import DatasetCard, HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
@@ -24,7 +22,7 @@ from .benchmarks import BENCHMARKS, Benchmark
 from .decoding import RefusedImages, as_files
 from .folders import ENDINGS, Opened, open_folder, split_name
 from .glyphs import CHARACTERS, render_glyphs
-from .idx import holds_idx, load_idx
+from .idx import dataset_of_pixels, holds_idx, load_idx
 from .layout import ALL, NAMES_OF
 from .splits import carve, few_shots, some_rows
 from .targets import check_evaluated, label_type_error, whole_numbers, with_vectors
@@ -75,8 +73,8 @@ def load_digits() -> DatasetDict:
     )
     names = [str(digit) for digit in range(10)]
     return DatasetDict(
-        train=_dataset_of_pixels(pixels[train], digits.target[train], names),
-        test=_dataset_of_pixels(pixels[test], digits.target[test], names),
+        train=dataset_of_pixels(pixels[train], digits.target[train], names),
+        test=dataset_of_pixels(pixels[test], digits.target[test], names),
     )
 
 
@@ -85,25 +83,13 @@ def load_glyphs() -> DatasetDict:
     names = list(CHARACTERS)
     return DatasetDict(
         {
-            split: _dataset_of_pixels(*render_glyphs(count * len(names), seed=seed), names)
+            split: dataset_of_pixels(*render_glyphs(count * len(names), seed=seed), names)
             for seed, (split, count) in enumerate(GLYPHS_PER_CLASS.items())
         }
     )
 
 
 EMBEDDED: dict[str, Callable[[], DatasetDict]] = {"digits": load_digits, "glyphs": load_glyphs}
-
-
-def _dataset_of_pixels(pixels: np.ndarray, labels: np.ndarray, names: list[str]) -> Dataset:
-    features = Features({"image": Image(), "label": ClassLabel(names=names)})
-    images = [{"bytes": _png(image), "path": None} for image in pixels]
-    return Dataset.from_dict({"image": images, "label": labels.tolist()}, features=features)
-
-
-def _png(pixels: np.ndarray) -> bytes:
-    file = BytesIO()
-    PIL.Image.fromarray(pixels).save(file, format="png", compress_level=1)
-    return file.getvalue()
 
 
 def load_splits(
@@ -491,6 +477,8 @@ def load_classification_data(
     Raises:
         DataError: A split or column is unknown, a label is outside its classes, or there are fewer than two classes.
     """
+    if not 0 <= validation_fraction < 1:
+        raise DataError(f"validation_fraction is {validation_fraction}: expected at least 0 and less than 1.")
     if streaming and (validation_fraction or shots_per_class is not None or max_images is not None):
         raise DataError("A stream cannot be split: omit --validation_fraction, --shots_per_class and --max_images.")
     if known := _benchmark(dataset):

@@ -95,31 +95,12 @@ class Opened:
         rows: rows of each split, if the folder has only images.
         files: otherwise, the files of each split.
         images: all images of the splits in `files`.
-        notes: what is left out, for the user.
     """
 
     builder: str | None
     rows: DatasetDict | None = None
     files: dict[str, list[str]] = field(default_factory=dict)
     images: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def open_folder(path: Path, chosen: Sequence[str] = (), option: str = "--train_split") -> Opened:
-    """Return the data of a folder, and warn about files that are left out.
-
-    Args:
-        path: the folder.
-        chosen: requested splits, see `splits_by_folder`.
-        option: the script's option that requests a split.
-
-    Raises:
-        DataError: A folder cannot be read, the splits are unclear, or a name is not UTF-8.
-    """
-    opened = find_data(list_folder(path), chosen, option)
-    for note in opened.notes:
-        warnings.warn(note, stacklevel=2)
-    return opened
 
 
 def split_name(name: str) -> NamedSplit:
@@ -149,47 +130,52 @@ def _mapped(table: pyarrow.Table, split: str) -> Dataset:
         return Dataset(table, split=split_name(split))
 
 
-def find_data(listing: Listing, chosen: Sequence[str], option: str) -> Opened:
-    """Return the data of a folder: rows if it has only images, else the files for a builder.
+def open_folder(path: Path, chosen: Sequence[str] = (), option: str = "--train_split") -> Opened:
+    """Return the data of a folder, and warn about files that are left out.
+
+    Args:
+        path: the folder.
+        chosen: requested splits, see `splits_by_folder`.
+        option: the script's option that requests a split.
 
     Raises:
-        DataError: The splits are unclear, or a name is not UTF-8.
+        DataError: A folder cannot be read, the splits are unclear, or a name is not UTF-8.
     """
+    listing = list_folder(path)
     images = listing.tree(_is_image)
     for ending, builder in BUILDERS.items():
         tables = listing.tree(partial(_is_table, ending=ending, images=images))
         if tables.names:
             parts = splits_by_name(tables, where=listing.root, chosen=chosen, option=option)
-            notes = _left_out(f"{ending} file", listing.root, tables.files, parts)
-            notes += _left_out("image", listing.root, images.files, {}, why=f"as its {ending} files are the dataset")
-            return Opened(builder, files=_absolute(listing.root, parts), notes=notes)
+            _warn_left_out(f"{ending} file", listing.root, tables.files, parts)
+            _warn_left_out("image", listing.root, images.files, {}, why=f"as its {ending} files are the dataset")
+            return Opened(builder, files=_absolute(listing.root, parts))
     if not images.names:
         return Opened(None)
     tree = listing.tree(lambda name: _is_image(name) or _is_read_by_datasets(name))
     parts = splits_by_folder(tree, where=listing.root, chosen=chosen, option=option)
-    notes = _left_out("file", listing.root, tree.files, parts)
+    _warn_left_out("file", listing.root, tree.files, parts)
     unread = listing.tree(lambda name: _ending(name) in UNREAD).files
-    notes += _left_out("image", listing.root, unread, {}, why="as Pillow cannot open them: convert them to JPEG or PNG")
+    _warn_left_out("image", listing.root, unread, {}, why="as Pillow cannot open them: convert them to JPEG or PNG")
     if all(map(_is_image, tree.files)):
-        return Opened("imagefolder", image_rows(listing.root, parts), notes=notes)
+        return Opened("imagefolder", image_rows(listing.root, parts))
     files = _absolute(listing.root, parts)
     known = [file for of_split in files.values() for file in of_split if _is_image(file)]
     if any(_is_metadata(file, images) for file in tree.files):  # metadata lists the images: `datasets` reads it
         files = {split: [file for file in of_split if not _is_image(file)] for split, of_split in files.items()}
     files = {split: of_split for split, of_split in files.items() if of_split}
-    return Opened("imagefolder", files=files, images=known, notes=notes)
+    return Opened("imagefolder", files=files, images=known)
 
 
-def _left_out(
+def _warn_left_out(
     kind: str, root: Path, files: Sequence[str], parts: Parts, *, why: str = "as they are in none of the splits"
-) -> list[str]:
-    """Return a note about the files that are in no split, if there are any."""
+) -> None:
+    """Warn about the files that are in no split."""
     taken = {file for part in parts.values() for file in part.files}
-    left = [file for file in files if file not in taken]
-    if not left:
-        return []
-    why += f" {listed([*parts])}" if parts else ""
-    return [f"{len(left)} of {counted(len(files), kind)} in {root} left out, {why}: {few([*map(repr, left)])}"]
+    if left := [file for file in files if file not in taken]:
+        why += f" {listed([*parts])}" if parts else ""
+        of_all = f"{len(left)} of {counted(len(files), kind)}"
+        warnings.warn(f"{of_all} in {root} left out, {why}: {few([*map(repr, left)])}", stacklevel=3)
 
 
 def _absolute(root: Path, parts: Parts) -> dict[str, list[str]]:

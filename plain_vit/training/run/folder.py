@@ -66,13 +66,9 @@ def deciding_options(options: Any, **others: Any) -> dict[str, Any]:
 
 def default_options(options: Any) -> dict[str, Any]:
     """Return the defaults of options, for resumed runs that are older than an option."""
-    defaults = {}
-    for field in dataclasses.fields(options):
-        if field.default is not dataclasses.MISSING:
-            defaults[field.name] = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = field.default_factory()
-    return defaults
+    fields = dataclasses.fields(options)
+    made = {each.name: each.default_factory() for each in fields if each.default_factory is not dataclasses.MISSING}
+    return made | {each.name: each.default for each in fields if each.default is not dataclasses.MISSING}
 
 
 class RunFolder:
