@@ -16,7 +16,7 @@ Exceptions: dropout, batch normalisation and streams.
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -106,7 +106,7 @@ class FineTuning:
         if arguments.corrupted == "skip":
             data = without_unreadable(data, self.evaluated_processor, arguments.problem_type)
         self.data = data
-        kind = VectorPrediction
+        kind: Callable[..., ImageTask[Any]] = VectorPrediction
         if arguments.problem_type == "single_label_classification":
             kind = partial(Classification, teacher=teacher)
         self.task: ImageTask[Any] = kind(

@@ -301,7 +301,7 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
     if mode == "attentive":
         if max_num_patches_of(run.image_processor):
             raise TrainingError(
-                "An attentive probe reads equally many patches of every image: take another mode or model."
+                "An attentive probe needs the same number of patches in every image: use another mode or model."
             )
         attentive = probing.attentive_classifier(run.model)
     features = run.features()

@@ -157,7 +157,7 @@ def open_images(arguments: PretrainArguments) -> tuple[Dataset, Dataset]:
     if not 0 < count < len(images):
         raise TrainingError(
             f"validation_fraction {arguments.validation_fraction} of {len(images)} images are {count}: "
-            "expected 1 or more to watch, and some to learn from."
+            "expected at least 1 for validation and 1 for training."
         )
     shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(arguments.seed)).tolist()
     return images.select(sorted(shuffled[count:])), images.select(sorted(shuffled[:count]))
@@ -183,7 +183,7 @@ def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageMode
         if image_processor is None:
             raise TrainingError(f"{arguments.model} has no image processor: convert it first.")
     if max_num_patches_of(image_processor):
-        raise TrainingError("Patches are masked in images of one size, but the model's have many: give another model.")
+        raise TrainingError("Masked pre-training needs images of one size, not of many: give another model.")
     if config.patch_projection == "resnet":
         raise TrainingError("The patches of a hybrid overlap, so none can be masked: give another model.")
     fields = {

@@ -137,7 +137,7 @@ OVERWRITTEN = {
     RECORDS: "compile_mode {other} overwrites the gradients of a micro-batch with those of the next: use one per step, "
     "or another mode."
 }
-CAST_ONCE = "With {}, weights are cast once as it is: omit --param_dtype."
+CAST_ONCE = "With {}, weights are already cast once: omit --param_dtype."
 GIVE_ONE = "Both {} and {{names}} are given: give one."
 
 
@@ -504,7 +504,7 @@ class OptimizationOptions(LearnerOptions, StepOptions):
     teacher: str | None = option(
         None,
         "classifier of the same classes for distillation; a distillation token learns from it alone (DeiT)",
-        excludes=_one_size("is given the pixels of images of one size"),
+        excludes=_one_size("needs the pixels of images of one size"),
     )
     distillation: Literal["soft", "hard"] = option(
         "soft", "distil the teacher's probabilities, or its decisions", needs="teacher"

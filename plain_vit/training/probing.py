@@ -406,8 +406,8 @@ def attentive_classifier(model: PreTrainedModel) -> PlainViTForImageClassificati
     """
     if not isinstance(model, PlainViTForImageClassification):
         raise TrainingError(
-            f"Attentive probes read the patch tokens of a plain ViT, and {type(model).__name__} is none: convert the "
-            "model with `plain-vit convert` first."
+            f"Attentive probes need the patch tokens of a plain ViT, but the model is a {type(model).__name__}: "
+            "convert it with `plain-vit convert` first."
         )
     config = copy.deepcopy(model.config)
     changes = {

@@ -382,7 +382,7 @@ def _find_column(features: Features, role: str, asked: str | None, wanted: type)
         which = f"of type {wanted.__name__}"
         if fitting and not isinstance(features[fitting[0]], wanted):
             which = "that may be meant,"
-        raise DataError(f"There is {found} {which} among {columns}: give one with {option}.")
+        raise DataError(f"Found {found} {which} among {columns}: give one with {option}.")
     if asked not in features:
         raise DataError(f"There is no column {asked!r}, only {columns}: correct {option}.")
     # Labels may also be numbers or strings, which are converted to classes.
