@@ -77,7 +77,6 @@ EXTRAS = {
     ],
     "serve": [
         "fastapi>=0.120",
-        "h11>=0.16",  # uvicorn brings it
         "onnxruntime>=1.23",
         "pydantic>=2.9",
         "python-multipart>=0.0.20",
@@ -161,7 +160,7 @@ setup(
     packages=[*find_packages(include=["plain_vit", "plain_vit.*"]), "plain_vit.examples"],
     package_dir={"plain_vit.examples": "examples"},
     package_data={
-        "plain_vit": ["py.typed", "browse/page.*", "hub/*.md", "conversion/sources/**/*.json"],
+        "plain_vit": ["py.typed", "**/page.*", "**/*.json", "**/*.yaml", "hub/*.md"],
         "plain_vit.examples": ["**/*"],
     },
     exclude_package_data={"plain_vit.examples": ["**/__pycache__/*", "**/*.pyc"]},

@@ -34,8 +34,6 @@ RUNS = {
 CHOSEN = {
     "forward pass: base b8 float32, eager": "forward pass, CPU, float32: ViT-B/16, 8 images",
     "forward pass: base b8 float32, prepared": "the same, prepared",
-    "forward pass: base b8 bfloat16, eager": "forward pass, CPU, bfloat16: ViT-B/16, 8 images",
-    "forward pass: base b8 bfloat16, prepared": "the same, prepared",
     "forward pass on the GPU: tiny b32 bfloat16, eager": "forward pass, GPU, bfloat16: ViT-Ti/16, 32 images",
     "forward pass on the GPU: tiny b32 bfloat16, prepared": "the same, prepared",
     "training step: small b16 float32, eager, as our scripts train": "training step, CPU, float32: ViT-S/16, 16 images",

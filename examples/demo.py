@@ -27,7 +27,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, pi
 from transformers.utils import logging as transformers_logging
 
 import plain_vit  # noqa: F401  (registers the Auto classes)
-from plain_vit.analysis import attention_rollout, confusion_matrix, displayable, predict
+from plain_vit.analysis import predict
 from plain_vit.system.extras import needs
 
 HERE = Path(os.path.relpath(Path(__file__).parent))
@@ -36,19 +36,11 @@ sys.path.insert(0, str(HERE))  # for the fine-tuning script in the same folder
 with needs("plain-vit[train]", "vit-pytorch", script=__name__ == "__main__"):
     from datasets import Dataset
     from finetune_image_classification import FinetuneArguments, finetune
-    from matplotlib.figure import Figure
     from sklearn.svm import SVC
     from vit_pytorch import ViT
 
-    from plain_vit.analysis.plots import (
-        plot_confusion_matrix,
-        plot_maps_over_images,
-        plot_predictions,
-        plot_training_curves,
-    )
     from plain_vit.training.data import load_classification_data, load_splits
     from plain_vit.training.data.glyphs import CHARACTERS, render_glyphs
-    from plain_vit.training.run.folder import read_log
 
 CHECKPOINT = HERE / "checkpoints" / "glyphs_vit.pt"
 NOTES = json.loads(CHECKPOINT.with_suffix(".json").read_text(encoding="utf-8"))
@@ -83,10 +75,10 @@ def main() -> None:
     accuracies = fine_tune()
 
     headline("3. The Auto classes and a pipeline load the result")
-    probabilities, labels = classify()
+    classify()
 
-    headline("4. Figures")
-    draw(probabilities, labels)
+    headline("4. What both models see")
+    look_inside()
 
     means = {case: np.mean(values) for case, values in accuracies.items()}
     print(
@@ -189,12 +181,8 @@ def support_vector_accuracy(shots_per_class: int | None, seed: int) -> float:
     return float(SVC().fit(x, y).score(test_x, test_y))
 
 
-def classify() -> tuple[np.ndarray, np.ndarray]:
-    """Load the fine-tuned model with the Auto classes, and classify the held-out images.
-
-    Returns:
-        Probabilities of shape (images, classes), and the true classes.
-    """
+def classify() -> None:
+    """Load the fine-tuned model with the Auto classes, and classify the held-out images."""
     split = held_out()
     model = AutoModelForImageClassification.from_pretrained(FINETUNED)
     print(
@@ -208,39 +196,17 @@ def classify() -> tuple[np.ndarray, np.ndarray]:
     for image, label in zip(split["image"][:3], labels[:3], strict=True):
         answers = ", ".join(f"{answer['label']} {answer['score']:.1%}" for answer in classifier(image, top_k=3))
         print(f"pipeline: {label} is classified as {answers}")
-    return probabilities, labels
 
 
-def draw(probabilities: np.ndarray, labels: np.ndarray) -> None:
-    """Draw predictions, confusion matrix, training curves, attention, and the page that compares both models."""
-    images = held_out()["image"][:]
-    model = AutoModelForImageClassification.from_pretrained(FINETUNED)
-    processor = AutoImageProcessor.from_pretrained(FINETUNED)
-    names = list(model.config.id2label.values())
-    sure = probabilities.max(axis=1)
-    wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
-    mistakes = wrong[np.argsort(-sure[wrong])][:8]
-    shown = [*mistakes, *range(24 - len(mistakes))]
-    seen = prepare(FINETUNED, [images[number] for number in shown])
-    one_of_each = [int(np.flatnonzero(labels == digit)[0]) for digit in range(len(names))][:8]
-    attended = prepare(FINETUNED, [images[number] for number in one_of_each])
-    save("predictions.png", plot_predictions(displayable(seen, processor), probabilities[shown], names, labels[shown]),
-         "the most confident mistakes, then ordinary images")  # fmt: skip
-    save("confusion_matrix.png",
-         plot_confusion_matrix(confusion_matrix(labels, probabilities.argmax(axis=1), len(names)), names),
-         "the confusion matrix")  # fmt: skip
-    save("training_curves.png", plot_training_curves(read_log(FINETUNED)), "loss, accuracy and learning rate")
-    save("attention.png",
-         plot_maps_over_images(displayable(attended, processor), attention_rollout(model, attended),
-                               titles=[names[labels[number]] for number in one_of_each], meaning="attention rollout"),
-         "attention of the class token, over all layers")  # fmt: skip
-
+def look_inside() -> None:
+    """Compare what both models see in an image of each of eight digits, on one page."""
+    split, files = held_out(), []
     (OUT / "images").mkdir()
-    files = []
-    for digit, number in enumerate(one_of_each):
+    for digit in range(8):
         files.append(OUT / "images" / f"{digit}.png")
-        images[number].save(files[-1])
+        split[split["label"][:].index(digit)]["image"].save(files[-1])
     run("plain-vit", "show", *files, "--model", CONVERTED, "--compare", FINETUNED, "--out", OUT / "inside")
+    print(f"training curves, calibration, confusions and mistakes: {FINETUNED / 'report' / 'index.html'}")
 
 
 def held_out() -> Dataset:
@@ -251,12 +217,6 @@ def held_out() -> Dataset:
 def prepare(folder: Path, images: list) -> torch.Tensor:
     """Return the pixel values of images, from the image processor in this folder."""
     return AutoImageProcessor.from_pretrained(folder)(images, return_tensors="pt")["pixel_values"]
-
-
-def save(name: str, figure: Figure, meaning: str) -> None:
-    """Save a figure and print what it shows."""
-    figure.savefig(OUT / name, dpi=130)
-    print(f"{OUT / name}: {meaning}")
 
 
 def spread(accuracies: list[float]) -> str:

@@ -34,10 +34,10 @@ from plain_vit.system.extras import needs
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from datasets import Dataset
 
-    from plain_vit.training.arguments import ForwardOptions, LabelOptions, keywords, option, run_script
+    from plain_vit.training.arguments import ForwardOptions, ImageOptions, LabelOptions, keywords, option, run_script
     from plain_vit.training.data import load_labelled_split
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
-    from plain_vit.training.hardware.processes import loading_options, start_accelerator
+    from plain_vit.training.hardware.processes import start_processes
     from plain_vit.training.metrics import Evaluation, evaluate_classifier, metric_text
     from plain_vit.training.models import checkpoint_hints, matching_classes, names_of_classes, open_classifier
     from plain_vit.training.reports.mistakes import confused_pairs, results_by_class, top_accuracy
@@ -83,8 +83,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
         The results, as in the output file.
     """
     check(arguments)
-    accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
-    loading = loading_options(arguments.num_workers)
+    accelerator, loading = start_processes(arguments)
     loading["batch_size"] = -(-arguments.batch_size // accelerator.num_processes)
     model, image_processor = open_model(arguments, loading["batch_size"])
     in_engine = isinstance(model, EngineModel)
@@ -178,11 +177,8 @@ def open_split(arguments: EvaluateArguments, class_names: list[str], problem_typ
     if problem_type in VECTORS and arguments.views != "one":
         raise DataError(f"views are for single labels, and the model's problem is {problem_type}: omit --views.")
     split, data_classes = load_labelled_split(
-        arguments.dataset,
-        arguments.split,
-        subset=arguments.dataset_subset,
-        image_column=arguments.image_column,
-        **keywords(arguments, LabelOptions),
+        **keywords(arguments, ImageOptions, LabelOptions),
+        split=arguments.split,
         problem_type=problem_type,
         classes=len(class_names) if arguments.labels_by == "number" else None,
     )
@@ -253,63 +249,51 @@ def _number(value: Any) -> Any:
 
 def as_text(results: dict[str, Any]) -> str:
     """Format the results as text."""
-    if "labels" in results:
-        return text_of_labels(results)
-    top5 = f", top-5 {results['top5_accuracy']:.2%}" if "top5_accuracy" in results else ""
-    classes, pairs = results["classes"], results["confused"]
-    worst = sorted(classes, key=lambda row: row["recall"])[:SHOWN] if len(classes) > SHOWN else classes
-    title = f"the {len(worst)} worst of {len(classes)} classes" if len(worst) < len(classes) else "class"
-    width = max(len(title), *(len(row["name"]) for row in worst))
-    without = len(results["predicted_without_images"])
-    absent = f" (0 for {counted(without, 'predicted class', 'predicted classes')} without images)" if without else ""
-    lines = [
-        f"top-1 accuracy {results['top1_accuracy']:.2%}{top5}, loss {results['loss']:.4f}, "
-        f"on {counted(results['images'], 'image')}",
-        f"balanced accuracy {results['balanced_accuracy']:.2%}, macro F1 {results['macro_f1']:.2%}{absent}, "
-        f"calibration error {results['calibration_error']:.2%}",
-        text_of_rates(results),
-        "",
-        f"{title:<{width}}{'images':>9}{'right':>8}{'recall':>9}{'precision':>11}{'F1':>9}",
-    ]
-    for row in worst:
-        shares = [("–" if row[name] is None else f"{row[name]:.2%}") for name in ("recall", "precision", "f1")]
-        lines.append(
-            f"{row['name']:<{width}}{row['images']:>9}{row['right']:>8}{shares[0]:>9}{shares[1]:>11}{shares[2]:>9}"
-        )
-    if pairs:
-        lines += ["", "confused most often"]
-        lines += [
-            f"{pair['true']} predicted as {pair['predicted']}: {pair['count']} ({pair['share']:.1%} of the class)"
-            for pair in pairs[:10]
-        ]
-    return "\n".join(lines)
-
-
-def text_of_rates(results: dict[str, Any]) -> str:
-    """Format images per second."""
-    return (
+    images = f"on {counted(results['images'], 'image')}"
+    rates = (
         f"{results['images_per_second']:.0f} images/s in {counted(results['processes'], 'process', 'processes')}, "
         f"{results['waiting_for_data']:.0%} of the time waiting for data"
     )
-
-
-def text_of_labels(results: dict[str, Any]) -> str:
-    """Format the results for several labels per image, or for numbers, as text."""
-    rows = results["labels"]
-    measures = [name for name in rows[0] if name not in ("name", "images")]
-    means = [f"{name.replace('_', ' ')} {metric_text(name, results[name])}" for name in results if name in MEANS]
-    shown = rows[:SHOWN]
-    columns = [["label", *(row["name"] for row in shown)], ["images", *(str(row["images"]) for row in shown)]]
-    for name in measures:
-        columns.append([name, *("–" if row[name] is None else metric_text(name, row[name]) for row in shown)])
-    widths = [max(map(len, column)) for column in columns]
-    lines = [f"{', '.join(means)}, on {counted(results['images'], 'image')}", text_of_rates(results), ""]
-    for name, *values in zip(*columns, strict=True):
-        cells = (f"   {value:>{width}}" for value, width in zip(values, widths[1:], strict=True))
-        lines.append(f"{name:<{widths[0]}}{''.join(cells)}")
-    if len(rows) > SHOWN:
-        lines.append(f"and {len(rows) - SHOWN} more, in the file of --output")
+    if "labels" in results:
+        means = [f"{name.replace('_', ' ')} {metric_text(name, results[name])}" for name in results if name in MEANS]
+        rows = results["labels"]
+        more = [f"and {len(rows) - SHOWN} more, in the file of --output"] if len(rows) > SHOWN else []
+        return "\n".join([f"{', '.join(means)}, {images}", rates, "", *table("label", rows[:SHOWN]), *more])
+    top5 = f", top-5 {results['top5_accuracy']:.2%}" if "top5_accuracy" in results else ""
+    classes, title = results["classes"], "class"
+    if len(classes) > SHOWN:
+        title = f"the {SHOWN} worst of {len(classes)} classes"
+        classes = sorted(classes, key=lambda row: row["recall"])[:SHOWN]
+    without = len(results["predicted_without_images"])
+    absent = f" (0 for {counted(without, 'predicted class', 'predicted classes')} without images)" if without else ""
+    pairs = [
+        f"{pair['true']} predicted as {pair['predicted']}: {pair['count']} ({pair['share']:.1%} of the class)"
+        for pair in results["confused"][:10]
+    ]
+    lines = [
+        f"top-1 accuracy {results['top1_accuracy']:.2%}{top5}, loss {results['loss']:.4f}, {images}",
+        f"balanced accuracy {results['balanced_accuracy']:.2%}, macro F1 {results['macro_f1']:.2%}{absent}, "
+        f"calibration error {results['calibration_error']:.2%}",
+        rates,
+        "",
+        *table(title, classes),
+        *(["", "confused most often", *pairs] if pairs else []),
+    ]
     return "\n".join(lines)
+
+
+def table(title: str, rows: list[dict[str, Any]]) -> list[str]:
+    """Format the results of classes, labels or numbers, each with its name, as the lines of a table."""
+    names = [name for name in rows[0] if name != "name"]
+    cells = [[title, *names]]
+    for row in rows:
+        texts = ("–" if row[name] is None else metric_text(name, row[name]) for name in names)
+        cells.append([row["name"], *texts])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        f"{name:<{widths[0]}}{''.join(f'   {text:>{width}}' for text, width in zip(texts, widths[1:], strict=True))}"
+        for name, *texts in cells
+    ]
 
 
 def main() -> None:

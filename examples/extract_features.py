@@ -34,7 +34,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         settings_of,
     )
     from plain_vit.training.arguments import BulkOptions, Count, option, run_script
-    from plain_vit.training.hardware.processes import loading_options, start_accelerator
+    from plain_vit.training.hardware.processes import start_processes
 
 
 @dataclass(kw_only=True)
@@ -70,8 +70,7 @@ def extract(arguments: ExtractArguments) -> dict[str, Any]:
 
 def open_run(arguments: ExtractArguments) -> tuple[Run, Accelerator, dict[str, Any]]:
     """Open the images and the prepared model; return the run, the accelerator, and options of the data loader."""
-    accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
-    loading = loading_options(arguments.num_workers)
+    accelerator, loading = start_processes(arguments)
     images = open_images(arguments)
     opened, image_processor = open_model(arguments)
     check_features(opened.config, arguments.feature, arguments.layers)

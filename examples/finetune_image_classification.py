@@ -16,10 +16,10 @@ Exceptions: dropout, batch normalisation and streams.
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,23 +31,19 @@ from plain_vit.modeling_plain_vit import PlainViTPreTrainedModel
 from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
-    from accelerate import Accelerator
-
     from plain_vit.training.arguments import (
         ClassifierOptions,
-        LabelOptions,
         LearnerOptions,
-        SplitOptions,
+        LoadedOptions,
         TransformOptions,
         keywords,
         run_script,
     )
     from plain_vit.training.data import ImageClassificationData, load_classification_data, without_unreadable
-    from plain_vit.training.data.augmentation import AugmentedImages, TrainingTransform, training_transform
+    from plain_vit.training.data.augmentation import AugmentedImages, training_transform
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
     from plain_vit.training.data.identity import dataset_identity, labels_hash
     from plain_vit.training.data.inputs import NoiseInputs, max_num_patches_of
-    from plain_vit.training.data.sampling import ShuffledStream
     from plain_vit.training.data.streaming import StreamedBatches, StreamedImages
     from plain_vit.training.hardware.memory import fitting_accumulation, training_trial
     from plain_vit.training.learner import Learner
@@ -67,12 +63,12 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.optimization import freeze, freeze_unused
     from plain_vit.training.reports.facts import describe_plan, model_facts, report_facts
     from plain_vit.training.reports.publishing import publish
-    from plain_vit.training.reports.report import write_predictions, write_report
+    from plain_vit.training.reports.report import predictions_of, write_report
     from plain_vit.training.reports.show_batch import check_picture, show_batch
     from plain_vit.training.reports.snapshots import Snapshots
     from plain_vit.training.reports.trials import Outcome, check_trial, find_learning_rate, overfit
     from plain_vit.training.run.dry_run import text_tables
-    from plain_vit.training.run.folder import RunFolder, deciding_options, default_options
+    from plain_vit.training.run.folder import RunFolder, deciding_options, default_options, write_file
     from plain_vit.training.tasks.classification import Classification, ImageTask
     from plain_vit.training.tasks.vectors import VectorPrediction, check_vector_options
 
@@ -83,6 +79,148 @@ class FinetuneArguments(ClassifierOptions):
 
     The defaults suit a small ViT on a small dataset.
     """
+
+
+class FineTuning:
+    """A run: its data, models, task and loop; errors in them are reported before anything is written.
+
+    Args:
+        arguments: as on the command line.
+        data: the dataset (default: the dataset that the arguments name).
+    """
+
+    def __init__(self, arguments: FinetuneArguments, data: ImageClassificationData | None = None) -> None:
+        self.arguments, self.since = arguments, time.perf_counter()
+        check_outputs(arguments)
+        self.accelerator, self.loading = start_run(arguments)
+        processes = self.accelerator.num_processes
+        data = data or open_data(arguments)
+        schedule = make_plan(arguments, data, processes)
+        model, self.image_processor, teacher = make_models(arguments, data)
+        self.transform = training_transform(self.image_processor, **keywords(arguments, TransformOptions))
+        # For evaluation and for the saved model.
+        self.evaluated_processor = self.image_processor
+        if arguments.test_size is not None:
+            size = sides(arguments, "test_size")
+            self.evaluated_processor = with_test_size(self.image_processor, model, size)
+        if arguments.corrupted == "skip":
+            data = without_unreadable(data, self.evaluated_processor, arguments.problem_type)
+        self.data = data
+        kind: Callable[..., ImageTask[Any]] = VectorPrediction
+        if arguments.problem_type == "single_label_classification":
+            kind = partial(Classification, teacher=teacher)
+        self.task: ImageTask[Any] = kind(
+            model, self.evaluated_processor, data, arguments, self.transform.normalize_batch
+        )
+        learner = Learner(model, arguments, self.accelerator, **keywords(arguments, LearnerOptions))
+        decides, defaults = deciding(arguments, data, processes), default_options(arguments)
+        self.loop: Loop[Any] = Loop(
+            self.task,
+            learner,
+            schedule,
+            RunFolder(arguments.output_dir, self.accelerator, decides, resume=arguments.resume, defaults=defaults),
+            arguments,
+            watched_name=data.watched,
+            early_stopping=arguments.early_stopping,
+            skip_unreadable=arguments.corrupted == "skip",
+        )
+
+    def show_plan(self) -> None:
+        """Print what the run would do, and draw its first batch with `--show_batch`."""
+        if self.arguments.show_batch is not None:
+            self.draw_first_batch(self.arguments.show_batch)
+        plan = describe_plan(
+            self.arguments, self.data, self.loop.schedule, self.loop.learner, self.task, self.image_processor
+        )
+        self.accelerator.print(text_tables(plan))
+
+    def draw_first_batch(self, file: str) -> None:
+        """Draw the first batch that the first process would train on."""
+        self.task.begin_step(0)
+        batch = next(iter(self.training_batches({})))
+        if broken := [name for name in batch["broken"] if name]:
+            self.accelerator.print(f"replaced, because it cannot be read: {', '.join(broken)}")
+        if self.accelerator.is_main_process:
+            inputs, targets = self.task.inputs(batch)
+            show_batch(file, self.task.resized(inputs), targets, self.image_processor, self.data.label_names)
+            self.accelerator.print(f"the first batch is drawn in {file}")
+
+    def find_micro_batches(self) -> None:
+        """Raise the number of micro-batches per optimizer step until training fits into memory."""
+        accelerator = self.accelerator
+        trial = training_trial(self.loop.learner.model, accelerator, NoiseInputs(self.image_processor))
+        at_least, images = accelerator.gradient_accumulation_steps, self.arguments.batch_size
+        accelerator.gradient_accumulation_steps = fitting_accumulation(
+            trial, accelerator, images=images // accelerator.num_processes, at_least=at_least
+        )
+
+    def training_batches(self, loading: dict[str, Any]) -> Iterable[Batch]:
+        """Return the micro-batches of this process, starting at the current step of the run."""
+        arguments, train, loop, accelerator = self.arguments, self.data.train, self.loop, self.accelerator
+        if arguments.streaming:
+            accumulation = accelerator.gradient_accumulation_steps
+            streamed = StreamedImages(
+                train,
+                self.transform,
+                classes=len(self.data.label_names),
+                batch_size=loop.micro_batch,
+                batches_before=loop.step * accumulation,
+                buffer=arguments.stream_buffer,
+                process=(accelerator.process_index, accelerator.num_processes),
+                seed=arguments.seed,
+                positions=loop.stream_positions,
+            )
+            count = (loop.schedule.total_steps - loop.step) * accumulation
+            return StreamedBatches(streamed, accelerator, count=count, **loading)
+        return loop.batches(
+            AugmentedImages(train, self.transform, arguments.seed),
+            balanced_by=train["label"] if arguments.class_balance == "sampler" else None,
+            repeats=arguments.repeated_augmentation,
+            followed=arguments.mixup > 0 or arguments.cutmix > 0,
+            collate=self.transform.collate,
+            **loading,
+        )
+
+    def evaluation_batches(self) -> tuple[DataLoader, DataLoader]:
+        """Return the loaders of the validation and the held-out split, the same loader if both are one split."""
+        data = self.data
+        for broken in data.unreadable:
+            self.accelerator.print(f"omitted from the evaluation, because it cannot be read: {broken}")
+        options = {"batch_size": self.arguments.eval_batch_size, **self.loading}
+        collate = ProcessedImages(self.evaluated_processor)
+        loaders = {
+            name: self.accelerator.prepare(DataLoader(ReadableImages(data.splits[name]), collate_fn=collate, **options))
+            for name in dict.fromkeys((data.watched, data.held_out))
+        }
+        return loaders[data.watched], loaders[data.held_out]
+
+    def results_of(self, result: Outcome) -> dict[str, Any]:
+        """Return the content of `results.json`."""
+        return {
+            **{f"{self.data.held_out}_{name}": value for name, value in result.values.items()},
+            "images_evaluated": result.count,
+            "unreadable_images_left_out": len(self.data.unreadable),
+            "unreadable_images_replaced": self.loop.unreadable.count_everywhere(self.accelerator),
+            **self.loop.figures(since=self.since),
+        }
+
+    def describe_result(self, snapshots: Snapshots, model: nn.Module, result: Outcome, results: dict[str, Any]) -> None:
+        """Write predictions, report and model card, and push the folder if requested."""
+        arguments, data, path = self.arguments, self.data, self.loop.run.path
+        held_out = data.splits[data.held_out]
+        write_file(path / "predictions.csv", predictions_of(result, held_out, data.label_names))
+        if arguments.report:
+            facts, shown = report_facts(arguments, data, self.loop, results), self.accelerator.unwrap_model(model)
+            page = write_report(snapshots, facts, result, held_out, split_name=data.held_out, model=shown)
+            print(f"the report is {page}")
+        print(
+            f"{data.held_out} {result.summary}, on {result.count} of {len(held_out)} images, after "
+            f"{results['seconds']} s; the model is in {path}"
+        )
+        card = model_facts(arguments, data, self.loop, result)
+        pushed = publish(path, card, repo_id=arguments.push_to_hub, private=arguments.hub_private, say=print)
+        if pushed is not None:
+            print(str(pushed))
 
 
 def finetune(
@@ -98,55 +236,30 @@ def finetune(
     Returns:
         The result of the saved model on the held-out split: `test`, or else the validation split.
     """
-    start = time.perf_counter()
-    check_outputs(arguments)
-    accelerator, loading = start_run(arguments)
-    processes = accelerator.num_processes
-
-    # Data, model and schedule: errors in them are reported before anything is written.
-    data = data or open_data(arguments)
-    schedule = make_plan(arguments, data, processes)
-    model, image_processor, teacher = make_models(arguments, data)
-    transform = training_transform(image_processor, **keywords(arguments, TransformOptions))
-    evaluated_processor = processor_of_evaluation(arguments, model, image_processor)
-    if arguments.corrupted == "skip":
-        data = without_unreadable(data, evaluated_processor, arguments.problem_type)
-    task = make_task(arguments, model, evaluated_processor, data, transform, teacher)
-    learner = Learner(model, arguments, accelerator, **keywords(arguments, LearnerOptions))
-    decides, defaults = deciding(arguments, data, processes), default_options(arguments)
-    run = RunFolder(arguments.output_dir, accelerator, decides, resume=arguments.resume, defaults=defaults)
-    loop = Loop(
-        task,
-        learner,
-        schedule,
-        run,
-        arguments,
-        watched_name=data.watched,
-        early_stopping=arguments.early_stopping,
-        skip_unreadable=arguments.corrupted == "skip",
-    )
+    run = FineTuning(arguments, data)
+    loop, accelerator, data = run.loop, run.accelerator, run.data
     if arguments.dry_run:
-        show_plan(arguments, data, transform, loop, image_processor)
+        run.show_plan()
         sys.exit()
 
     # Start the run, or resume it from its newest checkpoint.
     loop.begin()
     every = arguments.picture_every if arguments.report else 0
-    snapshots = Snapshots(loop, data.splits[data.watched], data.label_names, evaluated_processor, every=every)
+    snapshots = Snapshots(loop, data.splits[data.watched], data.label_names, run.evaluated_processor, every=every)
     if arguments.auto_micro_batch:
-        accelerator.gradient_accumulation_steps = enough_micro_batches(loop, image_processor)
-    batches = training_batches(arguments, data, transform, loop, loading)
-    watched, held_out = evaluation_batches(arguments, data, evaluated_processor, accelerator, loading)
+        run.find_micro_batches()
+    batches = run.training_batches(run.loading)
+    watched, held_out = run.evaluation_batches()
     accelerator.print(f"{data.train_images} images of {len(data.label_names)} classes")
     loop.train(batches, watched, on_step=snapshots.take)
 
     # The weights selected on the validation split (or else the last ones), and their results on the held-out split.
     final = loop.final_model()
     result = loop.judge(final, held_out)
-    results = results_of(data, loop, result, since=start)
+    results = run.results_of(result)
     loop.finish(final, results)
     if accelerator.is_main_process and described:
-        describe_result(arguments, data, loop, snapshots, final, result, results)
+        run.describe_result(snapshots, final, result, results)
     accelerator.end_training()
     accelerator.free_memory()
     return result
@@ -164,19 +277,7 @@ def open_data(arguments: FinetuneArguments) -> ImageClassificationData:
     """Open the dataset."""
     if arguments.problem_type != "single_label_classification":
         check_vector_options(arguments)
-    return load_classification_data(
-        arguments.dataset,
-        subset=arguments.dataset_subset,
-        image_column=arguments.image_column,
-        **keywords(arguments, LabelOptions, SplitOptions),
-        validation_fraction=arguments.validation_fraction,
-        shots_per_class=arguments.shots_per_class,
-        max_images=arguments.max_images,
-        problem_type=arguments.problem_type,
-        streaming=arguments.streaming,
-        stream_images=arguments.stream_images,
-        seed=arguments.seed,
-    )
+    return load_classification_data(**keywords(arguments, LoadedOptions), seed=arguments.seed)
 
 
 def make_plan(arguments: FinetuneArguments, data: ImageClassificationData, processes: int) -> Schedule:
@@ -252,27 +353,6 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
     return trained, image_processor, teacher
 
 
-def make_task(
-    arguments: FinetuneArguments,
-    model: nn.Module,
-    image_processor: Any,
-    data: ImageClassificationData,
-    transform: TrainingTransform,
-    teacher: Teacher | None,
-) -> ImageTask[Any]:
-    """Return the task: one label per image, several labels, or numbers."""
-    if arguments.problem_type == "single_label_classification":
-        return Classification(model, image_processor, data, arguments, transform.normalize_batch, teacher)
-    return VectorPrediction(model, image_processor, data, arguments, transform.normalize_batch)
-
-
-def processor_of_evaluation(arguments: FinetuneArguments, model: nn.Module, image_processor: Any) -> Any:
-    """Return the image processor for evaluation and for the saved model; `--test_size` changes its size."""
-    if arguments.test_size is None:
-        return image_processor
-    return with_test_size(image_processor, model, sides(arguments, "test_size"))
-
-
 def sides(arguments: FinetuneArguments, name: str) -> tuple[int, int]:
     """Return the height and width of an option that takes one or two numbers."""
     size = getattr(arguments, name)
@@ -295,144 +375,6 @@ def deciding(arguments: FinetuneArguments, data: ImageClassificationData, proces
         classes=data.label_names,
         **images,
     )
-
-
-def enough_micro_batches(loop: Loop[Any], image_processor: Any) -> int:
-    """Return a number of micro-batches per optimizer step with which training fits into memory."""
-    accelerator = loop.accelerator
-    trial = training_trial(loop.learner.model, accelerator, NoiseInputs(image_processor))
-    at_least, images = accelerator.gradient_accumulation_steps, loop.options.batch_size // accelerator.num_processes
-    return fitting_accumulation(trial, accelerator, images=images, at_least=at_least)
-
-
-def training_batches(
-    arguments: FinetuneArguments,
-    data: ImageClassificationData,
-    transform: TrainingTransform,
-    loop: Loop[Any],
-    loading: dict[str, Any],
-) -> Iterable[Batch]:
-    """Return the micro-batches of this process, starting at the current step of the run."""
-    accelerator, total_steps = loop.accelerator, loop.schedule.total_steps
-    if arguments.streaming:
-        accumulation = accelerator.gradient_accumulation_steps
-        streamed = StreamedImages(
-            data.train,
-            transform,
-            classes=len(data.label_names),
-            batch_size=loop.micro_batch,
-            batches_before=loop.step * accumulation,
-            buffer=arguments.stream_buffer,
-            process=(accelerator.process_index, accelerator.num_processes),
-            seed=arguments.seed,
-            positions=loop.stream_positions,
-        )
-        return StreamedBatches(streamed, accelerator, count=(total_steps - loop.step) * accumulation, **loading)
-    order = ShuffledStream(
-        len(data.train),
-        length=total_steps * arguments.batch_size,
-        seed=arguments.seed,
-        start=loop.step * arguments.batch_size,
-        balanced_by=data.train["label"] if arguments.class_balance == "sampler" else None,
-        repeats=arguments.repeated_augmentation,
-        batch_size=arguments.batch_size,
-    )
-    images = AugmentedImages(data.train, transform, arguments.seed)
-    followed = arguments.mixup > 0 or arguments.cutmix > 0
-    return loop.batches(images, order, followed=followed, collate=transform.collate, **loading)
-
-
-def show_plan(
-    arguments: FinetuneArguments,
-    data: ImageClassificationData,
-    transform: TrainingTransform,
-    loop: Loop[Any],
-    image_processor: Any,
-) -> None:
-    """Print what the run would do, and draw its first batch with `--show_batch`."""
-    if arguments.show_batch is not None:
-        draw_first_batch(arguments, data, transform, loop, image_processor)
-    task = cast(ImageTask[Any], loop.task)
-    plan = describe_plan(arguments, data, loop.schedule, loop.learner, task, image_processor)
-    loop.accelerator.print(text_tables(plan))
-
-
-def draw_first_batch(
-    arguments: FinetuneArguments,
-    data: ImageClassificationData,
-    transform: TrainingTransform,
-    loop: Loop[Any],
-    image_processor: Any,
-) -> None:
-    """Draw the first batch that the first process would train on."""
-    loop.task.begin_step(0)
-    batch = next(iter(training_batches(arguments, data, transform, loop, {})))
-    if broken := [name for name in batch["broken"] if name]:
-        loop.accelerator.print(f"replaced, because it cannot be read: {', '.join(broken)}")
-    if loop.accelerator.is_main_process:
-        task = cast(ImageTask[Any], loop.task)
-        inputs, targets = task.inputs(batch)
-        show_batch(arguments.show_batch or "", task.resized(inputs), targets, image_processor, data.label_names)
-        loop.accelerator.print(f"the first batch is drawn in {arguments.show_batch}")
-
-
-def evaluation_batches(
-    arguments: FinetuneArguments,
-    data: ImageClassificationData,
-    image_processor: Any,
-    accelerator: Accelerator,
-    loading: dict[str, Any],
-) -> tuple[DataLoader, DataLoader]:
-    """Return the loaders of the validation and the held-out split, the same loader if both are one split."""
-    for broken in data.unreadable:
-        accelerator.print(f"omitted from the evaluation, because it cannot be read: {broken}")
-    options = {
-        "batch_size": arguments.eval_batch_size,
-        "collate_fn": ProcessedImages(image_processor),
-        **loading,
-    }
-    loaders = {
-        name: accelerator.prepare(DataLoader(ReadableImages(data.splits[name]), **options))
-        for name in dict.fromkeys((data.watched, data.held_out))
-    }
-    return loaders[data.watched], loaders[data.held_out]
-
-
-def results_of(data: ImageClassificationData, loop: Loop[Any], result: Outcome, *, since: float) -> dict[str, Any]:
-    """Return the content of `results.json`."""
-    return {
-        **{f"{data.held_out}_{name}": value for name, value in result.values.items()},
-        "images_evaluated": result.count,
-        "unreadable_images_left_out": len(data.unreadable),
-        "unreadable_images_replaced": loop.unreadable.count_everywhere(loop.accelerator),
-        **loop.figures(since=since),
-    }
-
-
-def describe_result(
-    arguments: FinetuneArguments,
-    data: ImageClassificationData,
-    loop: Loop[Any],
-    snapshots: Snapshots,
-    model: nn.Module,
-    result: Outcome,
-    results: dict[str, Any],
-) -> None:
-    """Write predictions, report and model card, and push the folder if requested."""
-    accelerator, run, held_out = loop.accelerator, loop.run, data.splits[data.held_out]
-    write_predictions(run.path, result, held_out, data.label_names)
-    if arguments.report:
-        facts, shown = report_facts(arguments, data, loop, results), accelerator.unwrap_model(model)
-        page = write_report(snapshots, facts, result, held_out, split_name=data.held_out, model=shown)
-        print(f"the report is {page}")
-    print(
-        f"{data.held_out} {result.summary}, on {result.count} of {len(held_out)} images, after {results['seconds']} s; "
-        f"the model is in {run.path}"
-    )
-    card = model_facts(arguments, data, loop, result)
-    pushed = publish(run.path, card, repo_id=arguments.push_to_hub, private=arguments.hub_private, say=print)
-    if pushed is not None:
-        print(str(pushed))
 
 
 def start(arguments: FinetuneArguments) -> None:

@@ -34,8 +34,7 @@ from plain_vit.files.staging import is_vacant, staged_file, staged_folder
 from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
-    from accelerate import Accelerator
-
+    from plain_vit.training import models, probing
     from plain_vit.training.arguments import (
         Amount,
         BelowOne,
@@ -43,6 +42,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         Epochs,
         ForwardOptions,
         Group,
+        ImageOptions,
         LabelOptions,
         Pixels,
         Positive,
@@ -57,35 +57,8 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages, UnreadableImages
     from plain_vit.training.data.identity import contents_hash, labels_hash
     from plain_vit.training.data.inputs import max_num_patches_of
-    from plain_vit.training.hardware.processes import loading_options, start_accelerator
-    from plain_vit.training.models import (
-        checkpoint_hints,
-        configuration_hash,
-        head_of,
-        load_classifier,
-        processor_settings,
-        weights_hash,
-    )
-    from plain_vit.training.probing import (
-        BASE_BATCH_SIZE,
-        BETAS,
-        LEARNING_RATES,
-        MOMENTUM,
-        TEMPERATURE,
-        Features,
-        attentive_classifier,
-        attentive_heads,
-        check_neighbors,
-        check_shots,
-        classify_by_neighbors,
-        extract_features,
-        few_shot_accuracies,
-        head_layer,
-        open_tokens,
-        train_probes,
-        use_probe,
-        write_tokens,
-    )
+    from plain_vit.training.hardware.processes import start_processes
+    from plain_vit.training.probing import Features
     from plain_vit.training.reports.facts import count_images
     from plain_vit.training.reports.publishing import publish, training_facts
     from plain_vit.training.reports.report import environment
@@ -94,6 +67,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
 FEATURES, SOURCE = "features.safetensors", "source"  # the file, and its metadata entry about their origin
 # Settings shared by the results for all numbers of shots or of neighbours.
 SETTINGS = {"few_shot": ("seeds", "l2"), "knn": ("temperature",)}
+OF_TRAINING = ("learning_rates", "epochs", "weight_decay", "optimizer", "warmup_epochs")  # options of `train_probes`
 
 
 @dataclass(kw_only=True)
@@ -121,7 +95,7 @@ class ProbeOptions(Group):
     mode: Literal["linear", "few_shot", "knn", "attentive", "both"] = option(
         "both", "linear probe, few-shot, nearest neighbours, attentive probe; both are the first two"
     )
-    learning_rates: list[Amount] = option([*LEARNING_RATES], "for 256 images per step; all are trained at once")
+    learning_rates: list[Amount] = option([*probing.LEARNING_RATES], "for 256 images per step; all are trained at once")
     epochs: Epochs = option(10.0, "passes of a probe over the features")
     probe_batch_size: Count = option(256, "images per step of a probe")
     weight_decay: Amount = option(0.0, "of a probe")
@@ -131,12 +105,187 @@ class ProbeOptions(Group):
     seeds: list[Seed] = option([0, 1, 2], "each selects other images")
     l2: Amount = option(2.0**10, "of the ridge regression")
     neighbors: list[Count] = option([10, 20], "training images that vote on each image")
-    temperature: Positive = option(TEMPERATURE, "of the votes, which are weighted by exp(cosine / temperature)")
+    temperature: Positive = option(probing.TEMPERATURE, "of the votes, which are weighted by exp(cosine / temperature)")
 
 
 @dataclass(kw_only=True)
 class ProbeArguments(ProbeOptions, SourceOptions):
     """All options of the script."""
+
+
+class Probing:
+    """The frozen model, the data, and the folder of their features.
+
+    Args:
+        arguments: as on the command line.
+    """
+
+    def __init__(self, arguments: ProbeArguments) -> None:
+        self.arguments, self.folder = arguments, Path(arguments.output_dir)
+        self.accelerator, self.loading = start_processes(arguments)
+        self.data = open_data(arguments)
+        if len(self.data.splits) < 2:
+            raise TrainingError("There is no split to evaluate on: set --test_split.")
+        check_counts(arguments, self.data)
+        size = arguments.image_size
+        self.model, self.image_processor = models.load_classifier(
+            arguments.model,
+            self.data.label_names,
+            trust_remote_code=arguments.trust_remote_code,
+            hints=models.checkpoint_hints(arguments.model_hints),
+            image_size=None if size is None else (size[0], size[-1]),
+            position_resampling=arguments.position_resampling,
+        )
+        self.width = probing.head_layer(self.model)[1].in_features
+        self.loading["batch_size"] = -(-arguments.batch_size // self.accelerator.num_processes)
+        self.loading["collate_fn"] = ProcessedImages(self.image_processor)
+
+    def features(self) -> dict[str, Features]:
+        """Return the features of all splits: those in the folder, if the settings are the same, or new ones."""
+        source = describe_source(self.arguments, self.data, self.model, self.image_processor)
+        if (stored := stored_features(self.folder, source)) is not None:
+            return stored
+        prepared = self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        features = {
+            split: probing.extract_features(prepared, self.batches_of(split), self.accelerator, size=len(rows))
+            for split, rows in self.data.splits.items()
+        }
+        if self.accelerator.is_main_process:
+            store_features(self.folder, source, features)
+        return features
+
+    def tokens(self, features: dict[str, Features]) -> dict[str, Features]:
+        """Return the patch tokens of all splits; write those that an earlier probe has not written."""
+        files = {split: self.folder / f"tokens-{split}.npy" for split in self.data.splits}
+        self.accelerator.wait_for_everyone()  # so that all processes see the same files
+        missing = [split for split, file in files.items() if not file.is_file()]
+        self.accelerator.wait_for_everyone()
+        prepared = self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        for split in missing:
+            size = len(self.data.splits[split])
+            probing.write_tokens(prepared, self.batches_of(split), self.accelerator, files[split], size=size)
+        if not self.accelerator.is_main_process:
+            return {}
+        return {split: probing.open_tokens(files[split], of.labels) for split, of in features.items()}
+
+    def batches_of(self, split: str) -> Iterator[dict[str, Any]]:
+        """Yield batches of the processed images of a split, in order; an unreadable image raises an error."""
+        loader = self.accelerator.prepare(DataLoader(ReadableImages(self.data.splits[split]), **self.loading))
+        bar = tqdm(loader, desc=f"features of {split}", disable=not self.accelerator.is_main_process)
+        return UnreadableImages(stop=True, say=tqdm.write, advice="Repair it, or remove it.").watch(bar)
+
+    def add_results(self, results: dict[str, Any], mode: str, found: dict[str, Any]) -> None:
+        """Add the results of a mode to those of other modes, and of other shots or neighbours with equal settings."""
+        if mode in SETTINGS:
+            settings = {name: getattr(self.arguments, name) for name in SETTINGS[mode]}
+            of_modes = results.setdefault("settings", {})
+            if of_modes.get(mode) == settings:
+                found = {**results[mode], **found}
+            of_modes[mode] = settings
+        results[mode] = found
+        write_file(self.folder / "results.json", as_json(results, indent=2) + "\n")
+
+    def fit_classifier(
+        self, mode: str, model: PreTrainedModel, splits: dict[str, Features], results: dict[str, Any]
+    ) -> None:
+        """Train a probe per learning rate, and save the model with the probe that is best on the validation split."""
+        arguments, held_out = self.arguments, self.data.held_out
+        probes = probing.train_probes(
+            splits["train"],
+            len(self.data.label_names),
+            heads=probing.attentive_heads(model) if mode == "attentive" else None,
+            batch_size=arguments.probe_batch_size,
+            seed=arguments.seed,
+            **{name: getattr(arguments, name) for name in OF_TRAINING},
+        )
+        accuracies = {each.learning_rate: each.accuracy(splits["validation"]) for each in probes}
+        for rate, accuracy in accuracies.items():
+            tqdm.write(f"{mode} probe, learning rate {rate:8.1e}: validation accuracy {accuracy:.2%}")
+        best = max(probes, key=lambda each: accuracies[each.learning_rate])
+        accuracy = best.accuracy(splits[held_out])
+        tqdm.write(
+            f"{mode} probe: {held_out} accuracy {accuracy:.2%} at the learning rate {best.learning_rate:g}, selected "
+            "on the validation split"
+        )
+        found = {
+            "validation_accuracies": {str(rate): accuracy for rate, accuracy in accuracies.items()},
+            "learning_rate": best.learning_rate,
+            f"{held_out}_accuracy": accuracy,
+        }
+        probing.use_probe(model, best)
+        self.add_results(results, mode, found)
+        with staged_folder(self.folder / "model", force=True, keep=False) as staged:
+            model.save_pretrained(staged)
+            self.image_processor.save_pretrained(staged)
+        move_into(self.folder / "model", self.folder)
+        self.describe_model(mode, found)
+        tqdm.write(f"the model is in {self.folder}")
+
+    def by_neighbors(self, features: dict[str, Features]) -> dict[str, float]:
+        """Return the accuracy of nearest neighbours by number of neighbours."""
+        arguments, held_out, results = self.arguments, features[self.data.held_out], {}
+        predictions = probing.classify_by_neighbors(
+            features["train"],
+            held_out.values,
+            len(self.data.label_names),
+            counts=arguments.neighbors,
+            temperature=arguments.temperature,
+        )
+        for count, predicted in predictions.items():
+            results[str(count)] = (predicted == held_out.labels).double().mean().item()
+            tqdm.write(
+                f"{counted(count, 'nearest neighbour'):>22}, temperature {arguments.temperature:g}: "
+                f"{self.data.held_out} accuracy {results[str(count)]:.2%}"
+            )
+        return results
+
+    def few_shots(self, features: dict[str, Features]) -> dict[str, list[float]]:
+        """Return the accuracies of ridge regression, one per seed, by number of images per class."""
+        arguments, held_out, results = self.arguments, self.data.held_out, {}
+        for shots in arguments.shots:
+            accuracies = probing.few_shot_accuracies(
+                features["train"],
+                features[held_out],
+                len(self.data.label_names),
+                shots=shots,
+                seeds=arguments.seeds,
+                l2=arguments.l2,
+            )
+            results[str(shots)] = accuracies
+            tqdm.write(
+                f"{counted(shots, 'shot'):>8}: {held_out} accuracy {np.mean(accuracies):.2%} on average over "
+                f"{counted(len(accuracies), 'seed')}, {min(accuracies):.2%} to {max(accuracies):.2%}"
+            )
+        return results
+
+    def describe_model(self, mode: str, results: dict[str, Any]) -> None:
+        """Write the model card."""
+        arguments, data, rate = self.arguments, self.data, results["learning_rate"]
+        options = ("epochs", "probe_batch_size", "weight_decay", "warmup_epochs", "seed")
+        optimizer: dict[str, Any] = {"optimizer": arguments.optimizer, "momentum": probing.MOMENTUM}
+        if mode == "attentive":
+            optimizer = {"optimizer": "adamw", "betas": ", ".join(map(str, probing.BETAS))}
+        facts = training_facts(
+            self.folder,
+            source=arguments.model,
+            from_scratch=False,
+            dataset=arguments.dataset,
+            split_name=data.held_out,
+            results={"accuracy": results[f"{data.held_out}_accuracy"]},
+            images=count_images(data),
+            recipe={
+                "mode": mode,
+                **optimizer,
+                "learning_rate": rate,
+                "base_batch_size": probing.BASE_BATCH_SIZE,
+                "peak_learning_rate": f"{rate * arguments.probe_batch_size / probing.BASE_BATCH_SIZE:g}",
+                **{name: getattr(arguments, name) for name in options},
+            },
+            environment=environment(),
+            method=f"{'A linear' if mode == 'linear' else 'An attentive'} classifier, trained on {{data}} on the "
+            "frozen features of {start}",
+        )
+        publish(self.folder, facts, repo_id=None, private=False, say=tqdm.write)
 
 
 def probe(arguments: ProbeArguments) -> dict[str, Any]:
@@ -148,57 +297,33 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
     Returns:
         The contents of `results.json`.
     """
-    accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
-    loading = loading_options(arguments.num_workers)
-    data = open_data(arguments)
-    if len(data.splits) < 2:
-        raise TrainingError("There is no split to evaluate on: set --test_split.")
-    check_counts(arguments, data)
-    size = arguments.image_size
-    model, image_processor = load_classifier(
-        arguments.model,
-        data.label_names,
-        trust_remote_code=arguments.trust_remote_code,
-        hints=checkpoint_hints(arguments.model_hints),
-        image_size=None if size is None else (size[0], size[-1]),
-        position_resampling=arguments.position_resampling,
-    )
-    _, head = head_layer(model)
-    if arguments.mode == "attentive" and max_num_patches_of(image_processor):
-        raise TrainingError("An attentive probe reads equally many patches of every image: take another mode or model.")
-    attentive = attentive_classifier(model) if arguments.mode == "attentive" else None
-
-    # Get the features from the folder of an earlier probe with the same settings, or compute them.
-    folder = Path(arguments.output_dir)
-    source = describe_source(arguments, data, model, image_processor)
-    features = stored_features(folder, source)
-    loading["batch_size"] = -(-arguments.batch_size // accelerator.num_processes)
-    loading["collate_fn"] = ProcessedImages(image_processor)
-    if features is None:
-        features = compute_features(model, data, accelerator, loading)
-        if accelerator.is_main_process:
-            store_features(folder, source, features)
-    if attentive is not None:
-        compute_tokens(model, data, accelerator, loading, folder)
+    run, mode, attentive = Probing(arguments), arguments.mode, None
+    if mode == "attentive":
+        if max_num_patches_of(run.image_processor):
+            raise TrainingError(
+                "An attentive probe needs the same number of patches in every image: use another mode or model."
+            )
+        attentive = probing.attentive_classifier(run.model)
+    features = run.features()
+    tokens = run.tokens(features) if attentive is not None else {}
+    file = run.folder / "results.json"
     results: dict[str, Any] = {
-        **earlier_results(folder),
+        **(read_json(file) if file.is_file() else {}),  # of earlier probes on the same features
         "model": arguments.model,
         "dataset": arguments.dataset,
         "images": {split: len(of.labels) for split, of in features.items()},
-        "features": head.in_features,
+        "features": run.width,
     }
-    if not accelerator.is_main_process:
+    if not run.accelerator.is_main_process:
         return results
-
-    if arguments.mode in ("linear", "both"):
-        fit_classifier(arguments, "linear", model, image_processor, data, features, results)
-    if arguments.mode in ("few_shot", "both"):
-        add_results(results, "few_shot", probe_few_shots(arguments, features, data), arguments)
-    if arguments.mode == "knn":
-        add_results(results, "knn", probe_neighbors(arguments, features, data), arguments)
+    if mode in ("linear", "both"):
+        run.fit_classifier("linear", run.model, features, results)
+    if mode in ("few_shot", "both"):
+        run.add_results(results, "few_shot", run.few_shots(features))
+    if mode == "knn":
+        run.add_results(results, "knn", run.by_neighbors(features))
     if attentive is not None:
-        tokens = {split: open_tokens(tokens_file(folder, split), of.labels) for split, of in features.items()}
-        fit_classifier(arguments, "attentive", attentive, image_processor, data, tokens, results)
+        run.fit_classifier("attentive", attentive, tokens, results)
     return results
 
 
@@ -207,172 +332,17 @@ def check_counts(arguments: ProbeArguments, data: ImageClassificationData) -> No
     labels = torch.tensor(data.train["label"][:])
     if arguments.mode in ("few_shot", "both"):
         for shots in arguments.shots:
-            check_shots(labels, len(data.label_names), shots)
+            probing.check_shots(labels, len(data.label_names), shots)
     if arguments.mode == "knn":
-        check_neighbors(len(labels), arguments.neighbors, arguments.temperature)
-
-
-def earlier_results(folder: Path) -> dict[str, Any]:
-    """Return the results of earlier probes on the same features."""
-    file = folder / "results.json"
-    return read_json(file) if file.is_file() else {}
-
-
-def add_results(results: dict[str, Any], mode: str, found: dict[str, Any], arguments: ProbeArguments) -> None:
-    """Add the results of a mode to those of other modes, and of other shots or neighbours with the same settings."""
-    if mode in SETTINGS:
-        settings = {name: getattr(arguments, name) for name in SETTINGS[mode]}
-        of_modes = results.setdefault("settings", {})
-        if of_modes.get(mode) == settings:
-            found = {**results[mode], **found}
-        of_modes[mode] = settings
-    results[mode] = found
-    write_file(Path(arguments.output_dir) / "results.json", as_json(results, indent=2) + "\n")
-
-
-def compute_features(
-    model: PreTrainedModel, data: ImageClassificationData, accelerator: Accelerator, loading: dict[str, Any]
-) -> dict[str, Features]:
-    """Compute the features of all splits."""
-    prepared = accelerator.prepare_model(model, evaluation_mode=True)
-    features = {}
-    for split, rows in data.splits.items():
-        batches = batches_of(split, data, accelerator, loading)
-        features[split] = extract_features(prepared, batches, accelerator, size=len(rows))
-    return features
-
-
-def compute_tokens(
-    model: PreTrainedModel,
-    data: ImageClassificationData,
-    accelerator: Accelerator,
-    loading: dict[str, Any],
-    folder: Path,
-) -> None:
-    """Write the patch tokens of all splits that an earlier probe has not written."""
-    accelerator.wait_for_everyone()  # so that all processes see the same files
-    missing = [split for split in data.splits if not tokens_file(folder, split).is_file()]
-    accelerator.wait_for_everyone()
-    prepared = accelerator.prepare_model(model, evaluation_mode=True)
-    for split in missing:
-        batches = batches_of(split, data, accelerator, loading)
-        write_tokens(prepared, batches, accelerator, tokens_file(folder, split), size=len(data.splits[split]))
-
-
-def tokens_file(folder: Path, split: str) -> Path:
-    """Return the path of the patch tokens of a split."""
-    return folder / f"tokens-{split}.npy"
-
-
-def batches_of(
-    split: str, data: ImageClassificationData, accelerator: Accelerator, loading: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """Yield batches of the processed images of a split, in order; an unreadable image raises an error."""
-    loader = accelerator.prepare(DataLoader(ReadableImages(data.splits[split]), **loading))
-    bar = tqdm(loader, desc=f"features of {split}", disable=not accelerator.is_main_process)
-    return UnreadableImages(stop=True, say=tqdm.write, advice="Repair it, or remove it.").watch(bar)
-
-
-def fit_classifier(
-    arguments: ProbeArguments,
-    mode: str,
-    model: PreTrainedModel,
-    image_processor: Any,
-    data: ImageClassificationData,
-    splits: dict[str, Features],
-    results: dict[str, Any],
-) -> None:
-    """Train a probe per learning rate, and save the model with the probe that is best on the validation split."""
-    folder, name = Path(arguments.output_dir), f"{mode} probe"
-    probes = train_probes(
-        splits["train"],
-        len(data.label_names),
-        heads=attentive_heads(model) if mode == "attentive" else None,
-        learning_rates=arguments.learning_rates,
-        epochs=arguments.epochs,
-        batch_size=arguments.probe_batch_size,
-        weight_decay=arguments.weight_decay,
-        optimizer=arguments.optimizer,
-        warmup_epochs=arguments.warmup_epochs,
-        seed=arguments.seed,
-    )
-    accuracies = {each.learning_rate: each.accuracy(splits["validation"]) for each in probes}
-    for rate, accuracy in accuracies.items():
-        tqdm.write(f"{name}, learning rate {rate:8.1e}: validation accuracy {accuracy:.2%}")
-    best = max(probes, key=lambda each: accuracies[each.learning_rate])
-    accuracy = best.accuracy(splits[data.held_out])
-    tqdm.write(
-        f"{name}: {data.held_out} accuracy {accuracy:.2%} at the learning rate {best.learning_rate:g}, selected on the "
-        "validation split"
-    )
-    found = {
-        "validation_accuracies": {str(rate): accuracy for rate, accuracy in accuracies.items()},
-        "learning_rate": best.learning_rate,
-        f"{data.held_out}_accuracy": accuracy,
-    }
-    use_probe(model, best)
-    add_results(results, mode, found, arguments)
-    save_model(model, image_processor, folder)
-    describe_model(arguments, data, mode, found)
-    tqdm.write(f"the model is in {folder}")
-
-
-def probe_neighbors(
-    arguments: ProbeArguments, features: dict[str, Features], data: ImageClassificationData
-) -> dict[str, float]:
-    """Return the accuracy of nearest neighbours by number of neighbours."""
-    held_out = features[data.held_out]
-    predictions = classify_by_neighbors(
-        features["train"],
-        held_out.values,
-        len(data.label_names),
-        counts=arguments.neighbors,
-        temperature=arguments.temperature,
-    )
-    results = {}
-    for count, predicted in predictions.items():
-        results[str(count)] = (predicted == held_out.labels).double().mean().item()
-        tqdm.write(
-            f"{counted(count, 'nearest neighbour'):>22}, temperature {arguments.temperature:g}: {data.held_out} "
-            f"accuracy {results[str(count)]:.2%}"
-        )
-    return results
-
-
-def probe_few_shots(
-    arguments: ProbeArguments, features: dict[str, Features], data: ImageClassificationData
-) -> dict[str, list[float]]:
-    """Return the accuracies of ridge regression, one per seed, by number of images per class."""
-    held_out, results = data.held_out, {}
-    for shots in arguments.shots:
-        accuracies = few_shot_accuracies(
-            features["train"],
-            features[held_out],
-            len(data.label_names),
-            shots=shots,
-            seeds=arguments.seeds,
-            l2=arguments.l2,
-        )
-        results[str(shots)] = accuracies
-        tqdm.write(
-            f"{counted(shots, 'shot'):>8}: {held_out} accuracy {np.mean(accuracies):.2%} on average over "
-            f"{counted(len(accuracies), 'seed')}, {min(accuracies):.2%} to {max(accuracies):.2%}"
-        )
-    return results
+        probing.check_neighbors(len(labels), arguments.neighbors, arguments.temperature)
 
 
 def open_data(arguments: ProbeArguments) -> ImageClassificationData:
     """Open the dataset, and split off a validation split if a probe needs one and there is none."""
-    name = arguments.dataset
-    options = {
-        **keywords(arguments, LabelOptions, SplitOptions),
-        "subset": arguments.dataset_subset,
-        "image_column": arguments.image_column,
-        "seed": arguments.seed,
-    }
-    data = load_classification_data(name, **options)
+    named = keywords(arguments, ImageOptions, LabelOptions, SplitOptions) | {"seed": arguments.seed}
+    data = load_classification_data(**named)
     if data.validation is None:
-        data = load_classification_data(name, **options, validation_fraction=arguments.validation_fraction)
+        data = load_classification_data(**named, validation_fraction=arguments.validation_fraction)
     return data
 
 
@@ -385,9 +355,9 @@ def describe_source(
     return {
         **{name: getattr(arguments, name) for name in deciding},
         "classes": data.label_names,
-        "weights": weights_hash(model, without=head_of(model)),
-        "configuration": configuration_hash(model.config),
-        "image_processor": processor_settings(image_processor),
+        "weights": models.weights_hash(model, without=models.head_of(model)),
+        "configuration": models.configuration_hash(model.config),
+        "image_processor": models.processor_settings(image_processor),
         **{f"{name} labels": labels_hash(split) for name, split in data.splits.items()},
         **{f"{name} images": contents_hash(split) for name, split in data.splits.items()},
     }
@@ -424,47 +394,6 @@ def store_features(folder: Path, source: dict[str, Any], features: dict[str, Fea
         tensors |= {f"{name}.values": of_split.values, f"{name}.labels": of_split.labels}
     with staged_file(folder / FEATURES, force=True) as new:
         save_file(tensors, new, {SOURCE: as_json(source)})
-
-
-def save_model(model: Any, image_processor: Any, folder: Path) -> None:
-    """Save the model and the image processor, loadable with the Auto classes."""
-    with staged_folder(folder / "model", force=True, keep=False) as staged:
-        model.save_pretrained(staged)
-        image_processor.save_pretrained(staged)
-    move_into(folder / "model", folder)
-
-
-def describe_model(
-    arguments: ProbeArguments, data: ImageClassificationData, mode: str, results: dict[str, Any]
-) -> None:
-    """Write the model card."""
-    options = ("epochs", "probe_batch_size", "weight_decay", "warmup_epochs", "seed")
-    optimizer: dict[str, Any] = {"optimizer": arguments.optimizer, "momentum": MOMENTUM}
-    if mode == "attentive":
-        optimizer = {"optimizer": "adamw", "betas": ", ".join(map(str, BETAS))}
-    rate = results["learning_rate"]
-    folder = Path(arguments.output_dir)
-    facts = training_facts(
-        folder,
-        source=arguments.model,
-        from_scratch=False,
-        dataset=arguments.dataset,
-        split_name=data.held_out,
-        results={"accuracy": results[f"{data.held_out}_accuracy"]},
-        images=count_images(data),
-        recipe={
-            "mode": mode,
-            **optimizer,
-            "learning_rate": rate,
-            "base_batch_size": BASE_BATCH_SIZE,
-            "peak_learning_rate": f"{rate * arguments.probe_batch_size / BASE_BATCH_SIZE:g}",
-            **{name: getattr(arguments, name) for name in options},
-        },
-        environment=environment(),
-        method=f"{'A linear' if mode == 'linear' else 'An attentive'} classifier, trained on {{data}} on the frozen "
-        "features of {start}",
-    )
-    publish(folder, facts, repo_id=None, private=False, say=tqdm.write)
 
 
 def main() -> None:

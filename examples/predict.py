@@ -23,7 +23,7 @@ from plain_vit.system.extras import needs
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.inference.bulk import Run, open_images, open_model, predictions_of, prepared, settings_of
     from plain_vit.training.arguments import BulkOptions, Count, option, run_script
-    from plain_vit.training.hardware.processes import loading_options, start_accelerator
+    from plain_vit.training.hardware.processes import start_processes
     from plain_vit.training.models import names_of_classes
 
 
@@ -45,8 +45,7 @@ def predict(arguments: PredictArguments) -> dict[str, Any]:
     Returns:
         The contents of `manifest.json`.
     """
-    accelerator = start_accelerator(num_processes=arguments.num_processes, mixed_precision=arguments.mixed_precision)
-    loading = loading_options(arguments.num_workers)
+    accelerator, loading = start_processes(arguments)
     images = open_images(arguments)
     opened, image_processor = open_model(arguments)
     if not isinstance(opened, PlainViTForImageClassification):

@@ -15,7 +15,7 @@ from the newest checkpoint with the same numbers.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -50,7 +50,6 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data.augmentation import training_transform
     from plain_vit.training.data.identity import dataset_identity
     from plain_vit.training.data.inputs import max_num_patches_of
-    from plain_vit.training.data.sampling import ShuffledStream
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Loop, make_schedule, start_run
     from plain_vit.training.models import checkpoint_hints, open_preset
@@ -110,7 +109,14 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
     # Data, model and schedule: errors in them are reported before anything is written.
     train, watched = open_images(arguments)
     model, image_processor = make_model(arguments)
-    train_images, watched_images = hide_patches(arguments, train, watched, model, image_processor)
+    patch_size, corruption, seed = model.config.patch_shape, corruption_of(arguments), arguments.seed
+    varied = training_transform(
+        image_processor, crop_scale=arguments.crop_scale, horizontal_flip=arguments.horizontal_flip
+    )
+    train_images = CorruptedImages(train, varied, patch_size, corruption, seed)
+    # Every evaluation has the same masks: those of an epoch that training never reaches.
+    plain = training_transform(image_processor, scaled=False)
+    watched_images = CorruptedImages(watched, plain, patch_size, corruption, seed, epoch=2**31)
     predicted = watched_images[0]["predicted"]  # the same number for every image
     task = MaskedPatches(model, image_processor, int(predicted.sum()))
     schedule = make_schedule(arguments, len(train), accelerator.num_processes)
@@ -123,14 +129,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
     # Start the run, or resume it from its newest checkpoint.
     loop = Loop(task, learner, schedule, run, arguments)
     loop.begin()
-    order = ShuffledStream(
-        len(train),
-        length=schedule.total_steps * arguments.batch_size,
-        seed=arguments.seed,
-        start=loop.step * arguments.batch_size,
-        batch_size=arguments.batch_size,
-    )
-    batches = loop.batches(train_images, order, **loading)
+    batches = loop.batches(train_images, **loading)
     watched_loader = accelerator.prepare(DataLoader(watched_images, batch_size=loop.micro_batch, **loading))
     accelerator.print(f"{len(train)} images, {predicted.sum()} of {predicted.numel()} patches of each predicted")
     loop.train(batches, watched_loader)
@@ -153,48 +152,22 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
 
 def open_images(arguments: PretrainArguments) -> tuple[Dataset, Dataset]:
     """Open the training images, and split off some for validation."""
-    images = load_images(
-        arguments.dataset, arguments.split, subset=arguments.dataset_subset, image_column=arguments.image_column
-    )
+    images = load_images(**keywords(arguments, ImageOptions), split=arguments.split)
     count = round(arguments.validation_fraction * len(images))
     if not 0 < count < len(images):
         raise TrainingError(
             f"validation_fraction {arguments.validation_fraction} of {len(images)} images are {count}: "
-            "expected 1 or more to watch, and some to learn from."
+            "expected at least 1 for validation and 1 for training."
         )
     shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(arguments.seed)).tolist()
     return images.select(sorted(shuffled[count:])), images.select(sorted(shuffled[:count]))
 
 
-def hide_patches(
-    arguments: PretrainArguments,
-    train: Dataset,
-    watched: Dataset,
-    model: PlainViTForMaskedImageModeling,
-    image_processor: Any,
-) -> tuple[CorruptedImages, CorruptedImages]:
-    """Return the training and validation images with their masks."""
-    corruption, patch_size, seed = corruption_of(arguments), model.config.patch_shape, arguments.seed
-    varied = training_transform(
-        image_processor, crop_scale=arguments.crop_scale, horizontal_flip=arguments.horizontal_flip
-    )
-    # Every evaluation has the same masks: those of an epoch that training never reaches.
-    plain = training_transform(image_processor, scaled=False)
-    return (
-        CorruptedImages(train, varied, patch_size, corruption, seed),
-        CorruptedImages(watched, plain, patch_size, corruption, seed, epoch=2**31),
-    )
-
-
 def corruption_of(arguments: PretrainArguments) -> Corruption:
     """Return the masking: from the options, or as published for the target."""
-    usual = CORRUPTIONS[arguments.target]
-    return Corruption(
-        usual.ratio if arguments.mask_ratio is None else arguments.mask_ratio,
-        hidden=usual.hidden if arguments.hidden_share is None else arguments.hidden_share,
-        exchanged=usual.exchanged if arguments.exchanged_share is None else arguments.exchanged_share,
-        block=arguments.mask_block,
-    )
+    options = {"ratio": "mask_ratio", "hidden": "hidden_share", "exchanged": "exchanged_share", "block": "mask_block"}
+    given = {field: getattr(arguments, name) for field, name in options.items() if getattr(arguments, name) is not None}
+    return replace(CORRUPTIONS[arguments.target], **given)
 
 
 def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageModeling, Any]:
@@ -210,7 +183,7 @@ def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageMode
         if image_processor is None:
             raise TrainingError(f"{arguments.model} has no image processor: convert it first.")
     if max_num_patches_of(image_processor):
-        raise TrainingError("Patches are masked in images of one size, but the model's have many: give another model.")
+        raise TrainingError("Masked pre-training needs images of one size, not of many: give another model.")
     if config.patch_projection == "resnet":
         raise TrainingError("The patches of a hybrid overlap, so none can be masked: give another model.")
     fields = {

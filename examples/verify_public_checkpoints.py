@@ -17,7 +17,6 @@ arguments of `plain_vit.conversion.from_checkpoint`.
 import argparse
 import datetime
 import fnmatch
-import importlib.metadata
 import platform
 import sys
 from collections.abc import Callable, Sequence
@@ -36,6 +35,7 @@ from plain_vit.conversion.parity import compare_models, probe_images
 from plain_vit.conversion.registry import FORMATS
 from plain_vit.conversion.report import TOLERANCE
 from plain_vit.errors import ExportError
+from plain_vit.system.environment import version
 from plain_vit.system.extras import needs
 from plain_vit_command import size
 
@@ -254,7 +254,7 @@ def synthetic_image() -> Image.Image:
 def table(rows: Sequence[Row]) -> str:
     """Format the rows as a Markdown table, below the date and the versions."""
     packages = ("plain-vit", "torch", "transformers", "timm", "torchvision", "vit-pytorch")
-    versions = ", ".join(f"{name} {version_of(name)}" for name in packages)
+    versions = ", ".join(f"{name} {version(name)}" for name in packages)
     lines = [
         f"{sum(row.passed for row in rows)} of {len(rows)} checkpoints pass. {datetime.date.today().isoformat()}, "
         f"{platform.machine()}, {versions}.",
@@ -267,14 +267,6 @@ def table(rows: Sequence[Row]) -> str:
         stage = row.stage.replace("|", "\\|")
         lines.append(f"| {row.entry.source} | {row.entry.name} | {row.verdict} | {largest} | {stage} | {pixels} |")
     return "\n".join(lines)
-
-
-def version_of(package: str) -> str:
-    """Return the installed version of a package."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def local_entry(text: str) -> Entry:

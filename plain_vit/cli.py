@@ -170,7 +170,7 @@ def verify(options: argparse.Namespace) -> None:
         )
     say(f"equal: no stage differs by more than {tolerance:.0e} of its largest value")
     if others := unseen_differences(*(Described(each.report.config, each.image_processor) for each in opened)):
-        say("\n".join(["what differs without effect on these images:", *(f"  {line}" for line in others)]))
+        say("\n".join(["differences without effect on these images:", *(f"  {line}" for line in others)]))
     for name, each in zip(names, opened, strict=True):
         if lines := [f"  {line}" for line in each.report.unproven_lines()]:
             say("\n".join([f"not proven, because the tensors of {name} do not show it:", *lines]))

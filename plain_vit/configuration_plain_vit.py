@@ -470,8 +470,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             whole = shown(saved.get("architectures"))
             remedy = f"open the whole model, with from_pretrained({source}) of its class ({whole}), and take its part"
         raise ValueError(
-            f"{'this config' if place is None else place} has model_type {shown(found)}: expected {cls.model_type!r}, "
-            f"as the weights of another model would be left out, and ours random. Instead, {remedy}"
+            f"{'this config' if place is None else place} has model_type {shown(found)}: expected {cls.model_type!r}. "
+            f"Its weights have other names: they would be ignored, and this model would stay random. Instead, {remedy}"
         )
 
     def _normalize(self) -> None:

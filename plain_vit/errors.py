@@ -116,35 +116,34 @@ class AmbiguousCheckpointError(PlainViTError, ValueError):
         return type(self)(self.message, self.candidates, self.otherwise, self.source, command, as_hints)
 
 
-class MappingError(PlainViTError, ValueError):
-    """Tensors are missing, unused or of another shape than the model needs.
+class FaultsError(PlainViTError):
+    """Base class of errors with a list.
 
     Args:
-        message: Which source was compared with which model, and what to do.
-        faults: One line per faulty tensor.
+        message: What was found, and what to do.
+        faults: One line per fault.
     """
 
-    exit_code = 7
-
     def __init__(self, message: str, faults: Sequence[str] = ()) -> None:
-        self.faults = tuple(faults)
+        self.message, self.faults = message, tuple(faults)
         super().__init__("\n".join([message, *_bulleted(self.faults)]))
 
 
-class ExportError(PlainViTError, ValueError):
-    """The target format cannot represent this model.
+class MappingError(FaultsError, ValueError):
+    """Tensors are missing, unused or of another shape than the model needs; `faults` has a line for each of them."""
 
-    Args:
-        message: The model and the target.
-        parts: Each part of the model that the target cannot represent.
-    """
+    exit_code = 7
+
+
+class ExportError(FaultsError, ValueError):
+    """The target format cannot represent this model; `parts` are the parts that it cannot represent."""
 
     exit_code = 8
 
-    def __init__(self, message: str, parts: Sequence[str] = ()) -> None:
-        self.message = message
-        self.parts = tuple(parts)
-        super().__init__("\n".join([message, *_bulleted(self.parts)]))
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The faults."""
+        return self.faults
 
 
 class VerificationError(PlainViTError):
@@ -183,19 +182,13 @@ class HubError(PlainViTError, OSError):
     exit_code = 14
 
 
-class PushRefusedError(PlainViTError):
+class PushRefusedError(FaultsError):
     """A folder contains something that must not be uploaded, such as a secret, a pickle or a huge file.
 
-    Args:
-        message: Which folder, and what to do.
-        faults: One line per refused file.
+    `faults` has a line for each of them.
     """
 
     exit_code = 16
-
-    def __init__(self, message: str, faults: Sequence[str] = ()) -> None:
-        self.faults = tuple(faults)
-        super().__init__("\n".join([message, *_bulleted(self.faults)]))
 
 
 class AnalysisError(PlainViTError, ValueError):

@@ -150,8 +150,8 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         others = [name for name in named if name and name not in (cls.__name__, *OURS)]
         if others and "resize_with" not in image_processor_dict:
             raise ValueError(
-                f"these settings are those of {others[0]!a:.80}: expected {cls.__name__}, as other classes mean "
-                "something else by the same names. Use AutoImageProcessor.from_pretrained(FOLDER), which finds it"
+                f"these settings belong to {others[0]!a:.80}, and some of the same names mean something else to "
+                f"{cls.__name__}: use AutoImageProcessor.from_pretrained(FOLDER), which chooses the class"
             )
         return super().from_dict(image_processor_dict, **kwargs)
 
@@ -611,9 +611,8 @@ def _channels_first(image: Any, channels: set[int], data_format: str | ChannelDi
         possible = [ChannelDimension(data_format)]
     if len(possible) != 1:
         raise ValueError(
-            f"got an image of {tuple(image.shape)}, with {' or '.join(map(str, sorted(channels)))} channels "
-            f"expected: {'both its first and' if possible else 'neither its first nor'} its last dimension may be those"
-            f"{'; give input_data_format' if possible else ''}"
+            f"got an image of shape {tuple(image.shape)}: expected {' or '.join(map(str, sorted(channels)))} channels "
+            "in the first or in the last dimension; if both could be channels, give input_data_format"
         )
     if possible == [first]:
         return image

@@ -302,8 +302,8 @@ def refuse_masks(options: dict[str, Any]) -> None:
     for name in MASKS:
         if options.pop(name, None) is not None:
             raise ValueError(
-                f"{name} is not None: expected none here, as every token of an image is attended to; omit it. Patches "
-                "are masked by bool_masked_pos, and padding by spatial_shapes, of models that take these"
+                f"{name} is not an input of this model, in which each token attends to all tokens of its image: omit "
+                "it. Patches are masked with bool_masked_pos; spatial_shapes describes padding, in models that take it"
             )
 
 

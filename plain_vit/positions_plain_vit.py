@@ -80,8 +80,8 @@ class AxialTables(GridTables):
         (h, w), mode = config.grid_size, config.position_resampling
         if self.is_square and h != w:
             raise ValueError(
-                f"position_resampling_to_square resamples rows and columns to the longer side of {h} x {w} patches, "
-                "also where that is the native grid: give a square size"
+                f"position_resampling_to_square resamples the tables of a grid of {h} x {w} patches even for images of "
+                "the native size: give a square size"
             )
         tables = {"rows": resample_axis(self.rows, h, h, mode), "columns": resample_axis(self.columns, w, w, mode)}
         return tables if self.prefix is None else {**tables, "prefix": self.prefix}

@@ -5,28 +5,25 @@
     curl -F image=@cat.jpg -F image=@dog.jpg 'http://127.0.0.1:8000/predict?top=3'
     curl -H 'Content-Type: image/jpeg' --data-binary @cat.jpg http://127.0.0.1:8000/predict
 
+On a public network, put it behind a reverse proxy such as nginx, which limits connections and waits for slow clients.
+
 Each process serves one model. While `max_requests` requests are in progress, others are refused with 503 before their
-bodies are read. Otherwise the images of a request are read, decoded by threads (the smallest first), and queued; one
-thread runs the model on batches of queued images, from one request or many. Each step has a limit in time and size.
+bodies are read. Otherwise the images of a request are read, decoded by threads, and queued; one thread runs the model
+on batches of queued images, from one request or many. Each step has a limit in time and size.
 """
 
 import argparse
 import asyncio
-import heapq
-import itertools
-import json
 import logging
 import math
 import os
-import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from http import HTTPStatus
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,18 +41,14 @@ from plain_vit.image_processing_plain_vit import DEEP_MODES
 from plain_vit.system.extras import needs
 
 with needs("plain-vit[serve]", script=__name__ == "__main__"):
-    import h11
     import onnxruntime
     import psutil
     import uvicorn
     from fastapi import FastAPI, HTTPException, Query, Request, Response
-    from fastapi.responses import JSONResponse
     from pydantic import BaseModel, Field
     from python_multipart.exceptions import FormParserError
     from starlette.formparsers import MultiPartException, MultiPartParser
     from starlette.requests import ClientDisconnect
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # Formats without nested files, so the size in the header is the size that is decoded. Pillow opens many more, including
 # PostScript, which it passes to another program.
@@ -63,9 +56,6 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MOST_SCANS = 100  # of a progressive JPEG; each scan goes through all pixels; encoders write about 10
 MOST_TEXT = 4_000_000  # bytes of text in a PNG, decompressed with its header; Pillow allows 16 times as much
 LONGEST_NAME = 100  # characters of a client's file name to repeat in a response
-LINGER = 5.0  # seconds during which the rest of a refused request is read and discarded
-ACCEPTED_AT_ONCE = 8  # connections that asyncio accepts before any of them can be closed
-WAITING = 1024  # connections that the system queues until they are accepted
 FORM, BYTES = "multipart/form-data", "application/octet-stream"
 IMAGE = {"type": "string", "format": "binary"}
 BODY = {FORM: {"schema": {"properties": {"image": {"type": "array", "items": IMAGE}}}}, "image/*": {"schema": IMAGE}}
@@ -80,8 +70,6 @@ def limit(default: float, meaning: str) -> Any:
 class Limits:
     """Limits of the service; each is an option on the command line."""
 
-    max_connections: int = limit(1000, "connections; beyond, or where descriptors end, the one idle longest is closed")
-    max_head_seconds: float = limit(10.0, "seconds in which the headers of a request have to arrive")
     max_requests: int = limit(64, "requests that are read or computed at a time; further ones are refused with 503")
     max_images: int = limit(16, "images of one request")
     max_body: int = limit(20_000_000, "bytes of one request")
@@ -96,11 +84,6 @@ class Limits:
         for name, value in asdict(self).items():
             if not value >= 0 or (value == 0 and name != "max_wait"):
                 raise ValueError(f"{name} is {value}: expected a positive number{', or 0' * (name == 'max_wait')}")
-        if self.max_requests >= self.max_connections:
-            raise ValueError(
-                f"max_requests is {self.max_requests}, of {self.max_connections} connections that max_connections and "
-                "the descriptors of the process (ulimit -n) allow: expected fewer requests, or more connections"
-            )
         if 2 * self.max_pixels > self.max_queued_pixels:
             raise ValueError(
                 f"max_queued_pixels is {self.max_queued_pixels:,}, of which a request takes at most half: expected at "
@@ -242,7 +225,7 @@ class Classifier:
 
 
 class Decoders:
-    """Threads that decode images, the smallest first, within a limit on the pixels that are queued or being decoded.
+    """Threads that decode images, within a limit on the pixels that are queued or being decoded.
 
     Decoding cannot be cancelled: if the client disconnects, its pixels count until the decoder finishes.
 
@@ -252,46 +235,18 @@ class Decoders:
 
     def __init__(self, max_pixels: int):
         self.free = max_pixels
-        self.idle = os.cpu_count() or 1
-        self.threads = ThreadPoolExecutor(self.idle, "decoder")
-        self.numbers = itertools.count()  # images of equal size are decoded in order of arrival
-        self.queue: list[tuple[int, int, asyncio.Future[np.ndarray], Callable[[], np.ndarray]]] = []
+        self.threads = ThreadPoolExecutor(os.cpu_count(), "decoder")
 
     def submit(self, pixels: int, decode: Callable[[], np.ndarray]) -> "asyncio.Future[np.ndarray]":
         """Queue an image; it leaves the queue if the future is cancelled."""
-        image: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
-        image.add_done_callback(self._forget)
-        self.free -= pixels
-        heapq.heappush(self.queue, (pixels, next(self.numbers), image, decode))
-        self._start()
-        return image
-
-    def _start(self) -> None:
         loop = asyncio.get_running_loop()
-        while self.idle and self.queue:
-            pixels, _, image, decode = heapq.heappop(self.queue)
-            if image.cancelled():
-                self.free += pixels
-                continue
-            self.idle -= 1
-            end = partial(loop.call_soon_threadsafe, partial(self._end, pixels, image))
-            self.threads.submit(decode).add_done_callback(end)
+        self.free -= pixels
+        work = self.threads.submit(decode)
+        work.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release, pixels))
+        return asyncio.wrap_future(work)
 
-    def _end(self, pixels: int, image: "asyncio.Future[np.ndarray]", work: "Future[np.ndarray]") -> None:
-        self.idle += 1
+    def _release(self, pixels: int) -> None:
         self.free += pixels
-        if not image.done():
-            if error := work.exception():
-                image.set_exception(error)
-            else:
-                image.set_result(work.result())
-        self._start()
-
-    def _forget(self, image: "asyncio.Future[np.ndarray]") -> None:
-        if image.cancelled():
-            self.free += sum(pixels for pixels, _, other, _ in self.queue if other is image)
-            self.queue = [one for one in self.queue if one[2] is not image]
-            heapq.heapify(self.queue)
 
 
 class Batches:
@@ -374,10 +329,10 @@ class Service:
         self.counts: Counter[str] = Counter(accepted=0, answered=0, rejected=0, postponed=0, abandoned=0, refused=0)
 
     @asynccontextmanager
-    async def lifespan(self, app: FastAPI) -> AsyncIterator[dict[str, Any]]:
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """Run the batch loop from before the first request until after the last, for which uvicorn waits."""
         loop = asyncio.create_task(self.batches.run_forever())
-        yield {"limits": self.limits}  # read by each `Connection`
+        yield
         loop.cancel()
         self.decoders.threads.shutdown()
         log.info("Served: %s", ", ".join(f"{count} {name}" for name, count in self.counts.items()))
@@ -580,157 +535,11 @@ async def disconnected(request: Request) -> None:
         pass
 
 
-class Gate:
-    """Refuse requests with two lengths, and read the rest of a request that was answered before it fully arrived.
-
-    Meanwhile the end of the response is held back, as the connection may be closed after it. Data sent to a closed
-    connection resets it, and a client that sends everything before it reads would see the reset, not the response.
-    """
-
-    def __init__(self, app: ASGIApp):
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        ended = False
-
-        async def receiving() -> Message:
-            nonlocal ended
-            message = await receive()
-            ended = message["type"] == "http.disconnect" or not message.get("more_body")
-            return message
-
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.body" and not message.get("more_body") and not ended:
-                await send({**message, "more_body": True})
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LINGER):
-                        while not ended:
-                            await receiving()
-                message = {"type": "http.response.body"}
-            await send(message)
-
-        lengths = {name for name, _ in scope["headers"]} & {b"content-length", b"transfer-encoding"}
-        app: ASGIApp = self.app
-        if len(lengths) == 2:
-            reason = "the request has both Content-Length and Transfer-Encoding: expected one of them"
-            app = JSONResponse({"detail": reason}, 400, {"Connection": "close"})
-        await app(scope, receiving, sending)
-
-
-class Connection(H11Protocol):
-    """A connection that must send its requests in time, and is closed in favour of others if there are too many.
-
-    uvicorn has no timeout for headers, and accepts connections until the process runs out of file descriptors.
-    """
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start waiting for a request; if there are too many connections, close the one that has been idle longest."""
-        self.refused = False
-        self.phase: object = None
-        self.timer = self.loop.call_later(0, int)
-        super().connection_made(transport)  # type: ignore[arg-type]
-        self._watch()
-        if len(self.connections) > self.app_state["limits"].max_connections:
-            waiting = [one for one in self.connections if isinstance(one, Connection) and one is not self and one.idle]
-            min(waiting, key=lambda one: one.since, default=self).leave(503)
-
-    @property
-    def idle(self) -> bool:
-        """Return whether no request is waiting for its response; a response may still be being sent."""
-        return self.refused or self.cycle is None or self.cycle.response_started
-
-    def data_received(self, data: bytes) -> None:
-        """Process data from the client, unless it was refused."""
-        if not self.refused:
-            super().data_received(data)
-
-    def handle_events(self) -> None:
-        """Process requests and their bodies."""
-        super().handle_events()
-        self._watch()
-
-    def on_response_complete(self) -> None:
-        """Wait for the next request."""
-        super().on_response_complete()
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        self.timer.cancel()
-        super().connection_lost(exc)
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse data that is not HTTP, and let the client read the response before the connection is closed."""
-        answered = self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE)  # before the whole request arrived
-        self.refused = True
-        if self.cycle is not None:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if not answered:
-            self._say(400, msg)
-        self.flow.resume_reading()
-        self.transport.write_eof()
-        self._watch()
-
-    def shutdown(self) -> None:
-        """Close the connection when the server stops, or after its current response."""
-        if self.refused:
-            self.transport.abort()
-        else:
-            super().shutdown()
-
-    def leave(self, status: int = 408) -> None:
-        """Close the connection at once; send the reason if it has begun a request or never had the chance to."""
-        self.connections.discard(self)
-        if not self.refused and self.conn.our_state is h11.IDLE and (status == 503 or self.conn.trailing_data[0]):
-            self._say(status, "the headers did not arrive in time, or others needed the connection: send them at once")
-        self.transport.abort()
-
-    def _watch(self) -> None:
-        """Set the timeout of the phase that starts: headers, request and response, or the rest of a refused request."""
-        limits = self.app_state["limits"]
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if self.phase == (phase := (self.refused, answering, id(self.cycle))):
-            return
-        self.phase, self.since = phase, self.loop.time()
-        longest = limits.max_seconds + limits.max_work_seconds + 2 * LINGER
-        seconds = LINGER if self.refused else longest if answering else limits.max_head_seconds
-        self.timer.cancel()
-        self.timer = self.loop.call_later(seconds, self.leave)
-
-    def _say(self, status: int, reason: str) -> None:
-        body = json.dumps({"detail": reason}).encode()
-        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
-        self.transport.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
-
-
-class Listener(socket.socket):
-    """A socket from which asyncio accepts few connections at once, while the system queues many."""
-
-    def listen(self, backlog: int = WAITING) -> None:
-        """Listen with a long queue; asyncio uses `backlog` as the number of connections to accept at once."""
-        super().listen(WAITING)
-
-
-def affordable_connections() -> int:
-    """Return how many connections the file descriptors of this process allow, besides its open files."""
-    if sys.platform == "win32":
-        return sys.maxsize
-    import resource
-
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Accepting, notifying the protocol and closing each take a turn of the loop, in which more are accepted.
-    return most - psutil.Process().num_fds() - 4 * ACCEPTED_AT_ONCE - 16
-
-
 def build_app(classifier: Classifier, limits: Limits, docs: bool = False) -> FastAPI:
     """Return the application for uvicorn; `docs` adds API pages, which load scripts from other hosts."""
     service = Service(classifier, limits)
     pages: dict[str, Any] = {} if docs else {"docs_url": None, "redoc_url": None, "openapi_url": None}
     app = FastAPI(title="plain-vit", lifespan=service.lifespan, **pages)
-    app.add_middleware(Gate)
     body = {"requestBody": {"content": BODY, "required": True}}
     app.post("/predict", response_model=list[Prediction], openapi_extra=body)(service.predict)
     app.get("/health/live")(service.live)
@@ -768,23 +577,13 @@ def main() -> None:
         classifier = Classifier(arguments.folder, arguments.threads)
     except PlainViTError as error:
         parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
-    try:
-        limits = replace(limits, max_connections=max(1, min(limits.max_connections, affordable_connections())))
-    except ValueError as error:
-        parser.error(str(error))
-    # Use h11 even if httptools is installed: the handling of refused and abandoned requests depends on it.
-    config = uvicorn.Config(
+    uvicorn.run(
         build_app(classifier, limits, arguments.docs),
         host=arguments.host,
         port=arguments.port,
-        http=Connection,
         ws="none",
-        backlog=ACCEPTED_AT_ONCE,
-        timeout_graceful_shutdown=math.ceil(limits.max_seconds + limits.max_work_seconds + 2 * LINGER),
+        timeout_graceful_shutdown=math.ceil(limits.max_seconds + limits.max_work_seconds),
     )
-    listener = Listener(fileno=config.bind_socket().detach())
-    listener.listen()
-    uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":

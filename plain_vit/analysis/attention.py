@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from plain_vit.analysis.inspection import (
+from ..errors import AnalysisError
+from ..modeling_plain_vit import PlainViTPreTrainedModel
+from .inspection import (
     TokenLayout,
     as_array,
     attention_modules,
@@ -23,9 +25,7 @@ from plain_vit.analysis.inspection import (
     record_attentions,
     record_outputs,
 )
-from plain_vit.analysis.readout import probe_weights, readout
-from plain_vit.errors import AnalysisError
-from plain_vit.modeling_plain_vit import PlainViTPreTrainedModel
+from .readout import probe_weights, readout
 
 SIGNED = ("differential", "re_attention", "talking_heads")  # types of attention whose weights may be negative
 

@@ -13,16 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from plain_vit.analysis.inspection import (
-    as_array,
-    chosen,
-    encoder,
-    patch_in_grid,
-    prepared,
-    record_outputs,
-    whole_numbers,
-)
-from plain_vit.errors import AnalysisError
+from ..errors import AnalysisError
+from .inspection import as_array, chosen, encoder, patch_in_grid, prepared, record_outputs, whole_numbers
 
 Foreground = Literal["center", "border", "all"]
 CHUNK = 1024  # patches compared with all others at a time

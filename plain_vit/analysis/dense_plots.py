@@ -8,8 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from plain_vit.analysis.dense_features import Correspondences, PatchComponents
-from plain_vit.analysis.drawing import (
+from ..system.extras import needs
+from .dense_features import Correspondences, PatchComponents
+from .drawing import (
     add_title,
     aspect,
     blank,
@@ -25,8 +26,7 @@ from plain_vit.analysis.drawing import (
     show_map,
     tint_scale,
 )
-from plain_vit.analysis.words import one_line, plain_figure
-from plain_vit.system.extras import needs
+from .words import one_line, plain_figure
 
 with needs("plain-vit[analysis]"):
     from matplotlib import colormaps

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from plain_vit.analysis.words import drawable, plain_figure
-from plain_vit.scores import REGRESSION
-from plain_vit.system.extras import needs
+from ..scores import REGRESSION
+from ..system.extras import needs
+from .words import drawable, plain_figure
 
 with needs("plain-vit[analysis]"):
     from matplotlib.axes import Axes

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from plain_vit.analysis.inspection import as_array, encoder, observed, product, whole_numbers
-from plain_vit.errors import AnalysisError
-from plain_vit.modeling_plain_vit import PlainViTModel
-from plain_vit.positions_plain_vit import Distances
+from ..errors import AnalysisError
+from ..modeling_plain_vit import PlainViTModel
+from ..positions_plain_vit import Distances
+from .inspection import as_array, encoder, observed, product, whole_numbers
 
 BRIGHT = 1024.0  # a pixel value so large that rounding of the bias is negligible
 

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from plain_vit.analysis.inspection import (
+from ..errors import AnalysisError
+from ..system.extras import needs
+from .inspection import (
     as_array,
     as_batch,
     attention_modules,
@@ -23,8 +25,6 @@ from plain_vit.analysis.inspection import (
     record_outputs,
     token_layout,
 )
-from plain_vit.errors import AnalysisError
-from plain_vit.system.extras import needs
 
 
 def grad_cam(

@@ -10,13 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from plain_vit.analysis.inspection import (
-    as_array,
-    classify,
-    encoder,
-    prepared,
-    record_outputs,
-)
+from .inspection import as_array, classify, encoder, prepared, record_outputs
 
 
 def logit_lens(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from plain_vit.analysis.replicas import eager, replica
-from plain_vit.errors import AnalysisError
-from plain_vit.modeling_plain_vit import PlainViTModel, PlainViTPreTrainedModel
-from plain_vit.packed_plain_vit import OneSize, tokens_of
-from plain_vit.packing import whole_images
+from ..errors import AnalysisError
+from ..modeling_plain_vit import PlainViTModel, PlainViTPreTrainedModel
+from ..packed_plain_vit import OneSize, tokens_of
+from ..packing import whole_images
+from .replicas import eager, replica
 
 Kept = TypeVar("Kept")
 

@@ -8,45 +8,9 @@ import base64
 import hashlib
 import html
 from collections.abc import Sequence
+from pathlib import Path
 
-from plain_vit.errors import printable
-
-STYLE = """:root { color-scheme: light dark; --text: #1c1c1c; --page: #ffffff; --quiet: #555555; --line: #d5d5d5; }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #e8e8e8; --page: #16181b; --quiet: #b0b0b0; --line: #3a3d42; }
-}
-body { margin: 0 auto; max-width: 76rem; padding: 1rem clamp(0.75rem, 2vw, 1.5rem) 4rem; color: var(--text);
-  background: var(--page); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin: 2.5rem 0 0.3rem; }
-p { max-width: 46rem; margin: 0.3rem 0 0.8rem; } .caption { color: var(--quiet); }
-table { border-collapse: collapse; } td, th { padding: 0.25rem 1rem 0.25rem 0; text-align: left;
-  border-bottom: 1px solid var(--line); vertical-align: top; }
-td, th { min-width: 4.5rem; }
-.row { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }
-.row > * { flex: 0 1 auto; max-width: 100%; min-width: 0; } figure { margin: 0; }
-body:has(.pair) { max-width: 160rem; }
-figcaption { font-weight: 600; margin-bottom: 0.3rem; }
-.frame { overflow-x: auto; } .frame img { display: block; max-width: none; }
-img { background: #ffffff; border-radius: 4px; }
-.thumbnails > figure { max-width: min(100%, 12rem); }
-.thumbnails img { height: 6rem; width: auto; max-width: 100%; object-fit: contain; image-rendering: auto; }
-.thumbnails figcaption { font-weight: 400; font-size: 0.85rem; color: var(--quiet); }
-"""
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<h1>{title}</h1>
-{body}
-{script}</body>
-</html>
-"""
+from ..errors import printable
 
 
 def html_page(title: str, body: str, *, style: str = "", script: str = "", pictures: str = "data:") -> str:
@@ -59,14 +23,15 @@ def html_page(title: str, body: str, *, style: str = "", script: str = "", pictu
         script: JavaScript that runs after the body is parsed.
         pictures: Allowed sources of pictures, as in a content security policy (default: only the page itself).
     """
-    style = STYLE + style
+    styles, page = (Path(__file__).with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".html"))
+    style = styles + style
     scripts = _hash(script) if script else "'none'"
     policy = (
         f"default-src 'none'; img-src {pictures}; style-src {_hash(style)}; script-src {scripts}; base-uri 'none'; "
         "form-action 'none'"
     )
     element = f"<script>{script}</script>\n" if script else ""
-    return PAGE.format(policy=policy, title=plain_text(title), style=style, body=body, script=element)
+    return page.format(policy=policy, title=plain_text(title), style=style, body=body, script=element)
 
 
 def _hash(text: str) -> str:

@@ -15,16 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from plain_vit.analysis.dense_plots import (
-    plot_correspondences as plot_correspondences,
-)
-from plain_vit.analysis.dense_plots import (
-    plot_patch_components as plot_patch_components,
-)
-from plain_vit.analysis.dense_plots import (
-    plot_patch_similarity as plot_patch_similarity,
-)
-from plain_vit.analysis.drawing import (
+from ..scores import REGRESSION, scores
+from ..system.extras import needs
+from .dense_plots import plot_correspondences, plot_patch_components, plot_patch_similarity  # noqa: F401
+from .drawing import (
     add_title,
     aspect,
     blank,
@@ -43,11 +37,9 @@ from plain_vit.analysis.drawing import (
     show_map,
     tint_scale,
 )
-from plain_vit.analysis.embeddings import PatchFilters, PositionSimilarity, ResampledPositions
-from plain_vit.analysis.inspection import TokenLayout
-from plain_vit.analysis.words import class_labels, drawable, one_line, plain_figure
-from plain_vit.scores import REGRESSION, scores
-from plain_vit.system.extras import needs
+from .embeddings import PatchFilters, PositionSimilarity, ResampledPositions
+from .inspection import TokenLayout
+from .words import class_labels, drawable, one_line, plain_figure
 
 with needs("plain-vit[analysis]"):
     from matplotlib.axes import Axes

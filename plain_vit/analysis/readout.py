@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from plain_vit.analysis.inspection import TokenLayout, encoder, product
-from plain_vit.errors import AnalysisError
-from plain_vit.modeling_plain_vit import PlainViTPreTrainedModel
+from ..errors import AnalysisError
+from ..modeling_plain_vit import PlainViTPreTrainedModel
+from .inspection import TokenLayout, encoder, product
 
 Readout = Callable[[PlainViTPreTrainedModel, TokenLayout, torch.Tensor], torch.Tensor]
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
-from plain_vit.errors import AnalysisError
+from ..errors import AnalysisError
 
 Module = TypeVar("Module", bound=nn.Module)
 Twins = dict[int, Any]  # the replicas, by the identity of their modules

@@ -11,16 +11,9 @@ import torch
 from torch import nn
 from transformers import BaseImageProcessor
 
-from plain_vit.analysis.inspection import (
-    as_array,
-    classify,
-    pixels_of,
-    prepared,
-    token_layout,
-    whole_numbers,
-)
-from plain_vit.errors import AnalysisError
-from plain_vit.scores import scores
+from ..errors import AnalysisError
+from ..scores import scores
+from .inspection import as_array, classify, pixels_of, prepared, token_layout, whole_numbers
 
 
 def predict(model: nn.Module, pixel_values: torch.Tensor | Mapping[str, Any]) -> np.ndarray:

@@ -13,41 +13,28 @@ from PIL import Image
 from torch import nn
 from transformers import BaseImageProcessor
 
-from plain_vit.analysis import plots
-from plain_vit.analysis.attention import (
-    attention_distance,
-    attention_maps,
-    attention_rollout,
-    gradient_rollout,
-    patch_distances,
-)
-from plain_vit.analysis.dense_features import correspondences, patch_components, patch_features, patch_similarity
-from plain_vit.analysis.drawing import png
-from plain_vit.analysis.embeddings import patch_filters, position_similarity, relative_position_biases
-from plain_vit.analysis.gradients import grad_cam
-from plain_vit.analysis.hidden_states import logit_lens, token_norms
-from plain_vit.analysis.inspection import TokenLayout, encoder, plain, token_layout
-from plain_vit.analysis.page import (
-    framed,
-    html_figure,
-    html_page,
-    html_section,
-    html_table,
-    inline_picture,
-    plain_text,
-)
-from plain_vit.analysis.photographs import ImageFiles
-from plain_vit.analysis.results import displayable, predict
-from plain_vit.analysis.streams import average_over_images, pixel_batches
-from plain_vit.analysis.words import class_labels, distinct_labels, lacking_letters
-from plain_vit.errors import AnalysisError, DataError
-from plain_vit.files.place_names import public_name, public_paths
-from plain_vit.files.staging import staged_folder
-from plain_vit.system.extras import needs
+from ..errors import AnalysisError, DataError
+from ..files.images import open_bounded, read_image
+from ..files.place_names import public_name, public_paths
+from ..files.staging import staged_folder
+from ..system.extras import needs
+from . import plots
+from .attention import attention_distance, attention_maps, attention_rollout, gradient_rollout, patch_distances
+from .dense_features import correspondences, patch_components, patch_features, patch_similarity
+from .drawing import png
+from .embeddings import patch_filters, position_similarity, relative_position_biases
+from .gradients import grad_cam
+from .hidden_states import logit_lens, token_norms
+from .inspection import TokenLayout, encoder, plain, token_layout
+from .page import framed, html_figure, html_page, html_section, html_table, inline_picture, plain_text
+from .results import displayable, predict
+from .streams import average_over_images, pixel_batches
+from .words import class_labels, distinct_labels, lacking_letters
 
 with needs("plain-vit[analysis]"):
     from matplotlib.figure import Figure
 
+Images = Sequence[str | Path | Image.Image]
 SHOWN = 6  # images in the figures; attention distance is averaged over all images
 CENTER = (0.5, 0.5)
 COLUMNS = 12  # heads or layers per row; if there are more, an even selection is drawn
@@ -69,7 +56,7 @@ class Subject:
 
     model: nn.Module
     image_processor: BaseImageProcessor
-    images: ImageFiles
+    images: Images
     pixel_values: torch.Tensor
     titles: Sequence[str]
     point: tuple[float, float]
@@ -150,7 +137,7 @@ def page_section(
 
 
 def draw_sheet(
-    images: Sequence[str | Path | Image.Image],
+    images: Images,
     model: nn.Module,
     image_processor: BaseImageProcessor | None,
     out: str | Path,
@@ -187,8 +174,9 @@ def draw_sheet(
         raise AnalysisError("there is no image to show: give one or more")
     if not all(0 <= place <= 1 for place in point):
         raise AnalysisError(f"point is {point}: expected two numbers from 0 to 1, down and across the first image")
-    files = ImageFiles(images)
-    files.check()
+    for image in images:
+        if not isinstance(image, Image.Image):
+            open_bounded(image).close()
     paths = _names(images[:SHOWN])
     first, second = map(public_name, names)
     names = (first, second if second != first else f"{second} (2)")
@@ -196,11 +184,11 @@ def draw_sheet(
     models = [(model, image_processor), *([compare] if compare else [])]
     with staged_folder(out) as folder:
         subjects = [
-            _subject(a_model, processor, name, files, titles, point, progress)
+            _subject(a_model, processor, name, images, titles, point, progress)
             for (a_model, processor), name in zip(models, names, strict=False)
         ]
         arrays: list[dict[str, np.ndarray]] = [{} for _ in subjects]
-        parts = [_facts(subjects, names, files, [Path(path).name for path in paths])]
+        parts = [_facts(subjects, names, images, [Path(path).name for path in paths])]
         for section in SECTIONS:
             if not any(section.concerns(subject) for subject in subjects):
                 continue
@@ -227,7 +215,7 @@ def draw_sheet(
     return Path(out) / "index.html"
 
 
-def _names(images: Sequence[str | Path | Image.Image]) -> list[str]:
+def _names(images: Images) -> list[str]:
     """Return the public paths of files, or the numbers of opened images."""
     names = [f"image {i}" if isinstance(image, Image.Image) else str(image) for i, image in enumerate(images)]
     return public_paths(names)
@@ -237,14 +225,14 @@ def _subject(
     model: nn.Module,
     image_processor: BaseImageProcessor | None,
     name: str,
-    images: ImageFiles,
+    images: Images,
     titles: Sequence[str],
     point: tuple[float, float],
     progress: bool,
 ) -> Subject:
     if image_processor is None:
         raise AnalysisError(f"{name} has no image processor to prepare its images: give one")
-    pixel_values, *others = _prepared(images.first(SHOWN), image_processor, SHOWN)
+    pixel_values, *others = _prepared(images[:SHOWN], image_processor, SHOWN)
     if others:
         sizes = [" x ".join(map(str, batch.shape[2:])) for batch in (pixel_values, *others)]
         raise AnalysisError(
@@ -255,10 +243,10 @@ def _subject(
     return Subject(model, image_processor, images, pixel_values, titles, point, progress)
 
 
-def _prepared(images: ImageFiles, image_processor: BaseImageProcessor, batch_size: int) -> Iterator[torch.Tensor]:
+def _prepared(images: Images, image_processor: BaseImageProcessor, batch_size: int) -> Iterator[torch.Tensor]:
     """Preprocess images in batches; an error says which processor cannot."""
     try:
-        yield from pixel_batches(images, image_processor, batch_size)
+        yield from pixel_batches(map(read_image, images), image_processor, batch_size)
     except DataError:
         raise
     except (ValueError, RuntimeError) as error:
@@ -510,9 +498,9 @@ def _predictions(subject: Subject) -> list[str]:
 # The page
 
 
-def _facts(subjects: Sequence[Subject], names: Sequence[str], images: ImageFiles, files: Sequence[str]) -> str:
+def _facts(subjects: Sequence[Subject], names: Sequence[str], images: Images, files: Sequence[str]) -> str:
     """Return the images with their names, and the facts about each model, as HTML."""
-    thumbnails = [_thumbnail(image, name) for image, name in zip(images.first(SHOWN), files, strict=True)]
+    thumbnails = [_thumbnail(read_image(image), name) for image, name in zip(images[:SHOWN], files, strict=True)]
     more = f" The figures show the first {SHOWN} of {len(images)} images." if len(images) > SHOWN else ""
     classes = [name for subject in subjects for name in subject.class_names]
     lacking = lacking_letters([*files, *classes])

@@ -15,9 +15,9 @@ from torch import nn
 from tqdm import tqdm
 from transformers import BaseImageProcessor
 
-from plain_vit.analysis.inspection import as_batch, pixels_of
-from plain_vit.analysis.results import displayable
-from plain_vit.errors import AnalysisError
+from ..errors import AnalysisError
+from .inspection import as_batch, pixels_of
+from .results import displayable
 
 DRAWING = threading.Lock()  # transforms draw from torch's generator, which all threads share
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from plain_vit.errors import printable
-from plain_vit.system.extras import needs
+from ..errors import printable
+from ..system.extras import needs
 
 with needs("plain-vit[analysis]"):
     import matplotlib

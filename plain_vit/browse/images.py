@@ -50,15 +50,13 @@ class Images:
 
     def in_order(self, order: np.ndarray) -> "Images":
         """Return the images with these indices, in this order."""
-        return Images(
-            len(order),
-            None if self.rows is None else self.rows[order],
-            [self.paths[i] for i in order],
-            None if self.features is None else self.features[order],
-            None if self.predicted is None else [self.predicted[i] for i in order],
-            None if self.probability is None else self.probability[order],
-            None if self.true is None else self.true.in_order(order),
+        rows, features, probability = (
+            None if array is None else array[order] for array in (self.rows, self.features, self.probability)
         )
+        paths = [self.paths[i] for i in order]
+        predicted = None if self.predicted is None else [self.predicted[i] for i in order]
+        true = None if self.true is None else self.true.in_order(order)
+        return Images(len(order), rows, paths, features, predicted, probability, true)
 
 
 class Shards:
@@ -162,11 +160,15 @@ class Shards:
         parts = list(self.batches(name))
         if any(part.null_count for part in parts):
             raise DataError(f"The column {name!r} of {self.place} has empty cells: expected a number for each image.")
-        values = np.concatenate([part.to_numpy(zero_copy_only=False).astype(kind) for part in parts])
-        if len(wrong := np.flatnonzero(~np.isfinite(values))):
+        return self._finite(name, np.concatenate([part.to_numpy(zero_copy_only=False).astype(kind) for part in parts]))
+
+    def _finite(self, name: str, values: np.ndarray, first: int = 0) -> np.ndarray:
+        """Return the values of rows, from the first of them on, if all are finite."""
+        wrong = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+        if len(wrong):
             raise DataError(
-                f"The column {name!r} of {self.place} holds NaN or infinite values, first in row {wrong[0]} of the "
-                "table: compute them again, in float32."
+                f"The column {name!r} of {self.place} holds NaN or infinite values, first in row {first + wrong[0]} of "
+                "the table: compute them again, in float32."
             )
         return values
 
@@ -188,34 +190,20 @@ class Shards:
             raise DataError(f"The column {name!r} of {self.place} is {kind}: expected a list of numbers per image.")
         features, done = np.empty((0, 0), dtype=np.float32), 0
         for batch in self.batches(name):
-            values = self._checked(name, batch, done)
+            lengths = compute.unique(compute.list_value_length(batch)).to_pylist()
+            is_other = done > 0 and lengths != [features.shape[1]]
+            if batch.null_count or len(lengths) != 1 or not lengths[0] or is_other:
+                raise DataError(
+                    f"The features in {name!r} of {self.place} differ in length or are empty: expected one list of "
+                    "numbers for each image, all of one length."
+                )
+            with np.errstate(over="ignore"):  # values too large for float32 become infinite, which raises below
+                values = batch.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(batch), -1)
             if not done:
                 features = np.empty((self.count, values.shape[1]), dtype=np.float32)
-            if values.shape[1] != features.shape[1]:
-                raise DataError(
-                    f"The features in {name!r} of {self.place} have {features.shape[1]} values, and others "
-                    f"{values.shape[1]}: expected features of one model."
-                )
-            features[done : done + len(values)] = values
+            features[done : done + len(values)] = self._finite(name, values, done)
             done += len(values)
         return features
-
-    def _checked(self, name: str, batch: pa.Array, done: int) -> np.ndarray:
-        lengths = compute.unique(compute.list_value_length(batch)).to_pylist()
-        if batch.null_count or len(lengths) != 1 or not lengths[0]:
-            raise DataError(
-                f"The features in {name!r} of {self.place} differ in length or are empty: expected one list of numbers "
-                "for each image, all of one length."
-            )
-        with np.errstate(over="ignore"):  # values too large for float32 become infinite, which raises below
-            values = batch.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(batch), lengths[0])
-        wrong = np.flatnonzero(~np.isfinite(values).all(axis=1))
-        if len(wrong):
-            raise DataError(
-                f"The features in {name!r} of {self.place} hold NaN or infinite values, first in row "
-                f"{done + wrong[0]} of the table: extract them again, in float32."
-            )
-        return values
 
     def feature_column(self) -> str | None:
         """Return the name of the feature column, or None if there is none.

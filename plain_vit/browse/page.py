@@ -179,7 +179,7 @@ def _with_dataset(
     rows, labels = load_images_and_labels(
         chosen.dataset,
         chosen.split,
-        subset=chosen.dataset_subset,
+        dataset_subset=chosen.dataset_subset,
         image_column=chosen.image_column,
         label_column=label_column,
     )

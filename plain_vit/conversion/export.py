@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -21,31 +21,8 @@ from .tables.compare_modules import MASKED
 from .tables.format import Hints
 from .unseen import Described, class_names, unseen_differences
 
-
-class Droppable(NamedTuple):
-    """A part of our model that an export may drop, because the outputs of most classes do not depend on it.
-
-    Args:
-        field: The config field to set to False.
-        tensor: The name of its tensor.
-        read_by: Our class whose outputs do depend on it.
-        reason: The reason for the report.
-    """
-
-    field: str
-    tensor: str
-    read_by: type[PreTrainedModel]
-    reason: str
-
-
-DROPPABLE = {
-    "mask_token": Droppable(
-        "use_mask_token",
-        "vit.embeddings.mask_token",
-        modeling.PlainViTForMaskedImageModeling,
-        "it replaces hidden patches in pre-training, and no output of this model reads it",
-    )
-}
+# Parts of our model that an export may drop, each with the reason. Only the masked-image model depends on them.
+DROPPABLE = {"mask_token": "it replaces hidden patches in pre-training, and no output of this model reads it"}
 
 
 @dataclass(frozen=True)
@@ -117,7 +94,7 @@ def to_checkpoint(
         written = target.write(config, tensors, staged, image_processor, layout)
         ours = Described(config, image_processor)
         changed = changed_by_writing(staged, ours, layout=written or layout, has_processor=not target.suffixes)
-    return Export(os.fspath(path), format, {name: DROPPABLE[name].reason for name in drop}, changed)
+    return Export(os.fspath(path), format, {name: DROPPABLE[name] for name in drop}, changed)
 
 
 def changed_by_writing(path: Path, model: Described, *, layout: str | None, has_processor: bool) -> list[str]:
@@ -145,10 +122,10 @@ def changed_by_writing(path: Path, model: Described, *, layout: str | None, has_
             ]
             said = next((each for each in sets if each and None not in each.values()), {})
             if not said or said.keys() & answers.keys():
-                raise ExportError(f"what was written cannot be opened again: {error}") from error
+                raise ExportError(f"the exported checkpoint cannot be opened again: {error}") from error
             answers |= said
         except PlainViTError as error:
-            raise ExportError(f"what was written cannot be opened again: {error}") from error
+            raise ExportError(f"the exported checkpoint cannot be opened again: {error}") from error
     theirs = Described(opened.report.config, opened.image_processor if has_processor else None)
     lines = unseen_differences(model, theirs)
     if class_names(model.config) and not class_names(theirs.config):
@@ -181,15 +158,11 @@ def naming_droppable_parts(config: PlainViTConfig) -> Iterator[None]:
         yield
     except ExportError as error:
         masked = MASKED in (config.architectures or [])
-        names = [
-            name
-            for name, part in DROPPABLE.items()
-            if not masked and any(line.startswith(part.field) for line in error.parts)
-        ]
-        if not names:
+        if masked or not any(line.startswith("use_mask_token") for line in error.parts):
             raise
-        remedy = f"no output of this model depends on {', '.join(names)}: drop it with drop={tuple(names)!r}, or "
-        remedy += " ".join(f"--drop {name}" for name in names)
+        remedy = (
+            "no output of this model depends on mask_token: drop it with drop=('mask_token',), or --drop mask_token"
+        )
         raise ExportError(f"{error.message} ({remedy})", error.parts) from error
 
 
@@ -204,11 +177,10 @@ def our_tensors(model: PreTrainedModel, drop: Collection[str] = ()) -> tuple[Pla
     for name in drop:
         if name not in DROPPABLE:
             raise ExportError(f"drop has {name!r}: expected one of {list(DROPPABLE)}, which no output depends on")
-        part = DROPPABLE[name]
-        if isinstance(model, part.read_by):
+        if isinstance(model, modeling.PlainViTForMaskedImageModeling):
             raise ExportError(f"{name} cannot be dropped from a {type(model).__name__}: its outputs depend on it")
-        if not getattr(config, part.field):
+        if not config.use_mask_token:
             raise ExportError(f"{name} cannot be dropped: the model has none; remove it from drop=")
-        setattr(config, part.field, False)
-        tensors = {other: tensor for other, tensor in tensors.items() if other != part.tensor}
+        config.use_mask_token = False
+        tensors = {other: tensor for other, tensor in tensors.items() if other != "vit.embeddings.mask_token"}
     return config, tensors

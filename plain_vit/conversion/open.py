@@ -158,58 +158,46 @@ def inspect_checkpoint(
             f"{source} was exported to an engine, and is no checkpoint: open it with "
             "plain_vit.inference.open_exported, or give the model that it was exported from"
         )
-    said = {name: value for name, value in hints.given().items() if name != "id2label"}  # too long for a command
-    options = {"format": format, "revision": revision, **said}
+    given = {name: value for name, value in hints.given().items() if name != "id2label"}  # too long for a command
+    options = {"format": format, "revision": revision, **given}
     with _printing_commands(source, options, printed=reference is None):
-        return _inspect(source, hints, format, revision, reference, beside_adapter)
-
-
-def _inspect(
-    source: str | os.PathLike[str],
-    hints: Hints,
-    format: str | None,
-    revision: str | None,
-    reference: tuple[torch.Tensor, torch.Tensor] | None,
-    beside_adapter: bool,
-) -> tuple[ConversionPlan, Converted]:
-    checkpoint = read_checkpoint(source, key=hints.key, revision=revision)
-    if checkpoint.has_adapter and not beside_adapter:
-        raise CheckpointError(
-            f"{source} has an adapter of peft beside its weights ({ADAPTER_CONFIG}), which transformers applies: merge "
-            "it (PeftModel.from_pretrained(model, folder).merge_and_unload()) and save the result, or copy the "
-            "other files to a folder of their own to convert the model without it"
-        )
-    given = {name: value for name, value in hints.given().items() if name != "id2label"}
-    if (checkpoint.config or {}).get("model_type") == PlainViTConfig.model_type:
-        options = {**given, "format": format, "reference": reference}
-        if superfluous := [name for name, value in options.items() if value is not None]:
+        checkpoint = read_checkpoint(source, key=hints.key, revision=revision)
+        if checkpoint.has_adapter and not beside_adapter:
             raise CheckpointError(
-                f"{source} is a folder of plain-vit's own, whose config.json contains everything: omit "
-                + ", ".join(superfluous)
+                f"{source} has an adapter of peft beside its weights ({ADAPTER_CONFIG}), which transformers applies: "
+                "merge it (PeftModel.from_pretrained(model, folder).merge_and_unload()) and save the result, or copy "
+                "the other files to a folder of their own to convert the model without it"
             )
-        found = _inspect_ours(source, checkpoint)
-    else:
-        found = _inspect_foreign(source, checkpoint, hints, format, reference)
-    plan = found.plan
-    config = cast(PlainViTConfig, plan.whole.config)
-    _check_channels(found.image_processor, config.num_channels, source)
-    if hints.id2label is not None:
-        name_labels(config, hints.id2label)
-    unused = plan.ignored
-    report = Report(
-        source=os.fspath(source),
-        format=PlainViTConfig.model_type if plan.origin is None else plan.origin.name,
-        layout=plan.description.layout,
-        config=config,
-        inferences=plan.description.inferences,
-        given_hints=given,
-        used=len(plan.tensors) - len(unused),
-        ignored={**unused, **found.beside},
-        notes=[*checkpoint.notes, *found.notes, *plan.notes, *_other_dtype(checkpoint, plan)],
-        stated_by=plan.description.stated_by,
-        fits_reference=reference is not None,
-    )
-    return plan, Converted(plan.model, found.image_processor, report)
+        if (checkpoint.config or {}).get("model_type") == PlainViTConfig.model_type:
+            others = {"format": format, "reference": reference}
+            if superfluous := [*given, *(name for name, value in others.items() if value is not None)]:
+                raise CheckpointError(
+                    f"{source} is a folder of plain-vit's own, whose config.json contains everything: omit "
+                    + ", ".join(superfluous)
+                )
+            found = _inspect_ours(source, checkpoint)
+        else:
+            found = _inspect_foreign(source, checkpoint, hints, format, reference)
+        plan = found.plan
+        config = cast(PlainViTConfig, plan.whole.config)
+        _check_channels(found.image_processor, config.num_channels, source)
+        if hints.id2label is not None:
+            name_labels(config, hints.id2label)
+        unused = plan.ignored
+        report = Report(
+            source=os.fspath(source),
+            format=PlainViTConfig.model_type if plan.origin is None else plan.origin.name,
+            layout=plan.description.layout,
+            config=config,
+            inferences=plan.description.inferences,
+            given_hints=given,
+            used=len(plan.tensors) - len(unused),
+            ignored={**unused, **found.beside},
+            notes=[*checkpoint.notes, *found.notes, *plan.notes, *_other_dtype(checkpoint, plan)],
+            stated_by=plan.description.stated_by,
+            fits_reference=reference is not None,
+        )
+        return plan, Converted(plan.model, found.image_processor, report)
 
 
 class Inspected(NamedTuple):

@@ -139,7 +139,9 @@ def refuse_unknown_architecture(hints: Hints, format: Format, formats: Mapping[s
         raise CheckpointError(f"the hints contradict {source}: architecture={name!r} (it has no effect here). Omit it")
     owners = [other.name for other in formats.values() if other.architectures and other.has_architecture(name)]
     whose = f", but of {' and '.join(owners)}" if owners else did_you_mean(name.partition(".")[0], format.architectures)
-    raise CheckpointError(f"architecture={name!r} is none of {format.name}, of which {source} is{whose}")
+    raise CheckpointError(
+        f"architecture={name!r} is not an architecture of {format.name}, the format of {source}{whose}"
+    )
 
 
 def models_inside(tensors: StateDict, formats: Mapping[str, Format]) -> tuple[dict[str, str], dict[str, str]]:

@@ -1,4 +1,7 @@
-"""Registry of sources. To add a source, write a module or package and add one line here."""
+"""Registry of sources.
+
+To add a source, write a module or package, add it here and its name to `FORMATS` in `plain_vit_command.py`.
+"""
 
 from .sources.google import GOOGLE
 from .sources.open_clip.source import OPEN_CLIP

@@ -66,10 +66,7 @@ COMPANIONS = [
     "NOTICE*",
 ]
 HUB_PATTERNS = (
-    ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"],
-    ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"],
-    ["open_clip_model.safetensors"],
-    ["open_clip_pytorch_model.bin"],
+    *([stem + suffix, f"{stem}{suffix}.index.json", f"{stem}-*-of-*{suffix}"] for stem, suffix in LAYOUTS),
     ["*.npz"],
 )
 SHARD = re.compile(r"-\d+-of-\d+\.")
@@ -226,7 +223,10 @@ def _read_folder(folder: Path, key: str | None) -> Checkpoint:
     config_name = OPEN_CLIP_CONFIG if is_open_clip else "config.json"
     config = _read_json(folder, config_name)
     if config is not None:
-        _check_config(config, folder / config_name, checkpoint.tensors)
+        shapes = (entry.shape for entry in checkpoint.tensors.entries.values())
+        longest = max((size for shape in shapes for size in shape), default=0)
+        most_layers = max(len(checkpoint.tensors), MAX_LAYERS)
+        _check_config(config, folder / config_name, {"labels": max(longest, MAX_LABELS), "layers": most_layers})
         config = {name: value for name, value in config.items() if name not in ATTENTION_CHOICES}
     return replace(
         checkpoint,
@@ -329,14 +329,8 @@ def image_processor_config(folder: Path) -> dict[str, Any] | None:
     return nested
 
 
-def _check_config(config: Mapping[str, Any], path: Path, tensors: LazyTensors) -> None:
+def _check_config(config: Mapping[str, Any], path: Path, limits: Mapping[str, int]) -> None:
     """Refuse a configuration whose model would be too large, or whose attention code would be downloaded."""
-    longest = max((size for entry in tensors.entries.values() for size in entry.shape), default=0)
-    limits = {"labels": max(longest, MAX_LABELS), "layers": max(len(tensors), MAX_LAYERS), "others": MAX_COUNT}
-    _check_counts(config, path, limits)
-
-
-def _check_counts(config: Mapping[str, Any], path: Path, limits: Mapping[str, int]) -> None:
     if len(config) > MAX_FIELDS:
         raise UnsafeFileError(f"{path} has {len(config)} fields in one object: expected at most {MAX_FIELDS}.")
     for name, value in config.items():
@@ -351,12 +345,12 @@ def _check_counts(config: Mapping[str, Any], path: Path, limits: Mapping[str, in
                 )
             continue
         if isinstance(value, dict):
-            _check_counts(value, path, limits)
+            _check_config(value, path, limits)
         for count in value if isinstance(value, list) else [value]:
             if not isinstance(count, (int, float)):
                 continue
-            if COUNTS.fullmatch(name) and not abs(count) <= limits["others"]:
-                raise UnsafeFileError(f"{path} has {name} = {count}: expected at most {limits['others']}.")
+            if COUNTS.fullmatch(name) and not abs(count) <= MAX_COUNT:
+                raise UnsafeFileError(f"{path} has {name} = {count}: expected at most {MAX_COUNT}.")
             if LAYER_COUNTS.fullmatch(name) and count > limits["layers"]:
                 raise UnsafeFileError(
                     f"{path} has {name} = {count}: expected at most {limits['layers']}, the number of tensors."

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import OutputError, OutputExistsError, listed
-from ..system.calls import HeldInterrupts, exchange_names, sync
+from ..system.calls import exchange_names, sync
 from .marks import TRAVELLING, is_untouched
 
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -32,6 +32,7 @@ MODEL_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.npz", "co
 # Only the owner of the lock creates or removes these, so fixed names suffice, and identify what a crash left behind.
 LOCK, NEW, OLD = "lock", "new", "old"
 STAGED = ".plain-vit-"  # prefix of their names
+REMAINS = (f"{STAGED}{LOCK}.", f"{STAGED}{NEW}.")  # prefixes of what a killed writer leaves, and nobody needs
 
 
 # Files that plain-vit writes into a folder, if the folder's config.json has its model type.
@@ -74,14 +75,13 @@ def staged_folder(
         yield new
         _sync(new)
         foreign = foreign_names(place, new) if keep else []
+        kept = _kept(place) if foreign else None
+        _put_in_place(new, place, kept)
         if foreign:
-            kept = _put_in_place_of_foreign(new, place)
             warnings.warn(
                 f"{place} contained files not written by plain-vit ({listed(foreign)}): its content is kept as {kept}",
                 stacklevel=3,
             )
-        else:
-            _put_in_place(new, place)
 
 
 @contextmanager
@@ -188,7 +188,12 @@ def is_vacant(folder: Path) -> bool:
     """Return whether a path is free, or a folder that is empty except for the remains of a killed writer."""
     if not folder.is_dir():
         return not os.path.lexists(folder)
-    return all(name.startswith((_staged(LOCK), _staged(NEW))) for name in os.listdir(folder))
+    return all(name.startswith(REMAINS) for name in os.listdir(folder))
+
+
+def remains(folder: Path) -> list[Path]:
+    """Return what a killed writer left in a folder: its locks, and versions that it did not put in place."""
+    return [folder / name for name in os.listdir(folder) if name.startswith(REMAINS)] if folder.is_dir() else []
 
 
 def foreign_names(folder: Path, replacement: Path | None = None) -> list[str]:
@@ -260,14 +265,12 @@ def _only_writer(place: Path) -> Iterator[None]:
     """Hold the target's lock; remove the remains of earlier writers at the start and all staging paths at the end."""
     absent = [parent for parent in place.parents if not parent.exists()]
     lock = filelock.FileLock(_next_to(place, LOCK), blocking=False)
-    began, interrupts = False, HeldInterrupts(GUARD)
+    began = False
     try:
-        interrupts.take_over()
         place.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
         _clear(place)
         began = True
-        interrupts.let_through()
         yield
     except filelock.Timeout:
         raise OutputError(
@@ -282,17 +285,13 @@ def _only_writer(place: Path) -> Iterator[None]:
             raise
         raise OutputError(f"{place} cannot be written: {error.strerror} ({error.filename}).") from error
     finally:
-        interrupts.are_held = True  # not a call, which an interrupt could enter
-        try:
-            if lock.is_locked:
-                _clear(place)
-                _next_to(place, LOCK).unlink(missing_ok=True)  # still held: a waiting writer notices and retries
-                lock.release()
-            for parent in absent:
-                with suppress(OSError):  # kept if it is not empty
-                    parent.rmdir()
-        finally:
-            interrupts.give_back()
+        if lock.is_locked:
+            _clear(place)
+            _next_to(place, LOCK).unlink(missing_ok=True)  # still held: a waiting writer notices and retries
+            lock.release()
+        for parent in absent:
+            with suppress(OSError):  # kept if it is not empty
+                parent.rmdir()
 
 
 def full_disk(place: Path, error: BaseException) -> OutputError | None:
@@ -324,9 +323,6 @@ def _refusal_of_the_disk(error: BaseException) -> str | None:
     return os.strerror(code) if code in DISK_FULL else None
 
 
-GUARD = _only_writer.__wrapped__.__code__  # type: ignore[attr-defined]
-
-
 def _clear(place: Path) -> None:
     """Remove staged and replaced versions; restore a target that was moved away but not replaced."""
     new, old = _next_to(place, NEW), _next_to(place, OLD)
@@ -341,32 +337,29 @@ def _clear(place: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _put_in_place(new: Path, place: Path) -> None:
-    """Rename the staged version to its target; the previous version is kept next to it until then."""
+def _put_in_place(new: Path, place: Path, kept: Path | None = None) -> None:
+    """Rename the staged version to its target; the previous version is kept next to it until then.
+
+    Args:
+        new: The staged version.
+        place: The target.
+        kept: A path for the previous version, if it stays. The new version is first renamed to that path, so an
+            interruption at any point loses nothing.
+    """
+    if kept is not None:
+        os.rename(new, kept)
+        new = kept
     if place.is_dir() and not any(place.iterdir()):
         place.rmdir()  # Windows cannot replace a folder
     if not place.is_dir():
         os.replace(new, place)
     elif not exchange_names(new, place):
-        os.rename(place, _next_to(place, OLD))
-        os.rename(new, place)
-    sync(place.parent)
-
-
-def _put_in_place_of_foreign(new: Path, place: Path) -> Path:
-    """Replace a folder that contains foreign files, and return the path where it is kept.
-
-    The new version is first renamed to that path, so an interruption at any point loses nothing.
-    """
-    kept = _kept(place)
-    os.rename(new, kept)
-    if not exchange_names(kept, place):
         old = _next_to(place, OLD)
         os.rename(place, old)
-        os.rename(kept, place)
-        os.rename(old, kept)
+        os.rename(new, place)
+        if kept is not None:
+            os.rename(old, kept)
     sync(place.parent)
-    return kept
 
 
 def _sync(path: Path) -> None:

@@ -183,7 +183,7 @@ class TorchFile:
         """Check that a record is one that torch.save writes, with a value that torch can use."""
         where = f"{self._file.path}: the record {shortened(repr(name))}"
         if (known := RECORDS.get(name.removeprefix(root))) is None or not name.startswith(root):
-            raise CheckpointError(f"{where} is none that torch.save writes: load the tensors and save them with it.")
+            raise CheckpointError(f"{where} is not one that torch.save writes: load the tensors and save them with it.")
         with opened_member(self._file, info, where) as stream:
             value = stream.read(LONGEST_RECORD + 1)
         pattern, expected = known

@@ -4,12 +4,10 @@ Unknown facts are omitted. A card edited by hand is never overwritten.
 """
 
 import copy
-import inspect
-import math
 import re
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,19 +20,16 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from huggingface_hub.utils import validate_repo_id
-from transformers import Siglip2ImageProcessor, Siglip2ImageProcessorPil
-from transformers.image_processing_backends import PilBackend, TorchvisionBackend
 from transformers.image_utils import PILImageResampling
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..conversion.parity import StageDifference
 from ..conversion.report import Report
 from ..conversion.sources.transformers.pixels import processor_from_transformers
-from ..errors import CheckpointError, UnsafeFileError, counted
+from ..errors import CheckpointError, UnsafeFileError, counted, few
 from ..files.marks import MARK, is_untouched, marked
 from ..files.reading import read_checkpoint
 from ..files.texts import parse_json, read_small_file
-from ..image_processing_plain_vit import PIL_MODES, SourcePreprocessing
 from ..system.environment import version
 from .licenses import license_files
 from .markdown import LONGEST, address, code, fenced, one_line, plain
@@ -44,10 +39,18 @@ TEMPLATE = Path(__file__).with_name("model_card.md")
 PLACEHOLDER = "your-name"  # the owner of a model that is not on the Hub yet; replaced when pushing
 RELATIONS = ("finetune", "adapter", "merge", "quantized")  # the Hub's relations to a base model
 IMAGE_PROCESSOR = "PlainViTImageProcessor"
-RESIZE_WORDS = {
-    None: "to {}",
-    "cover": "to cover {}, aspect ratio kept",
-    "contain": "to fit into {}, aspect ratio kept",
+# Settings of an image processor that the card names, each with the setting that switches its step on.
+STEPS = {
+    "size": "do_resize",
+    "resize_mode": "do_resize",
+    "max_num_patches": "do_resize",
+    "resample": "do_resize",
+    "crop_size": "do_center_crop",
+    "pad_color": "do_center_crop",
+    "rescale_factor": "do_rescale",
+    "image_mean": "do_normalize",
+    "image_std": "do_normalize",
+    "pad_size": "do_pad",
 }
 LONGEST_CITATION, MOST_CITATIONS = 5000, 10
 ORIGIN = "Where the weights come from"  # title of a section
@@ -339,7 +342,8 @@ def _card(folder: Path, facts: ModelFacts) -> str:
         license_files=", ".join(f"[{plain(name)}]({urllib.parse.quote(name)})" for name in license_files(folder)),
         cites_paper=any("Worth 16x16 Words" in entry for entry in facts.citations),
         cell=partial(plain, longest=2 * LONGEST),
-        code=code, counted=counted, fenced=fenced, listed=_listed_names, plain=plain, quote=urllib.parse.quote,
+        listed=lambda names, most: few(list(map(plain, names)), most),
+        code=code, counted=counted, fenced=fenced, plain=plain, quote=urllib.parse.quote,
     )  # fmt: skip
     return str(card)
 
@@ -364,88 +368,22 @@ def _metadata(name: str, classifies: bool, facts: ModelFacts) -> ModelCardData:
     )
 
 
-def _listed_names(names: Sequence[str], most: int) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(plain, names[:most])) + more
-
-
 def _is(config: PlainViTConfig, task: str) -> bool:
     return any(task in str(kind) for kind in config.architectures or [])
 
 
 def _preprocessing(settings: Mapping[str, Any] | None, model_settings: Mapping[str, Any]) -> str:
-    """Describe the steps of the image processor with these settings, including its defaults."""
+    """Name the image processor with these settings, and its settings, including its defaults."""
     if settings is None:
         return ""
     kind = str(settings.get("image_processor_type") or IMAGE_PROCESSOR)
     if not kind.startswith(IMAGE_PROCESSOR) and not hasattr(transformers, kind):  # a custom class
         return f"Images are prepared by {code(kind)}, the image processor in this repository."
     processor: Any = processor_from_transformers(settings, model_settings)
-    if not _has_common_steps(processor):
-        name = code(type(processor).__name__)
-        return f"Images are prepared by transformers' {name} with its settings in this repository."
-    if not (steps := list(_steps(processor))):
-        return ""
-    steps[0] = re.sub(r"^They\b", "Images", steps[0])
-    return " ".join([*steps, "The image processor in this repository applies these steps."])
-
-
-def _steps(processor: Any) -> Iterator[str]:
-    """Yield a sentence per step."""
-    ours = isinstance(processor, SourcePreprocessing)
-    mode = PIL_MODES.get(len(processor.image_mean)) if ours else "RGB"
-    if processor.do_convert_rgb and mode:
-        yield f"They are converted to {'grayscale' if mode == 'L' else mode}."
-    if processor.do_resize:
-        resample = PILImageResampling.BILINEAR if processor.resample is None else processor.resample
-        yield f"They are resized {_resized(processor)} ({PILImageResampling(resample).name.lower()})."
-    if processor.do_center_crop:
-        color = getattr(processor, "pad_color", None) or [0]
-        filled = f"({_numbers(color)})" if any(color) else "black"
-        extent = _extent(processor.crop_size)
-        yield f"They are center-cropped to {extent}; the area beyond a smaller image is {filled}."
-    if processor.do_rescale:
-        to_one = math.isclose(255 * processor.rescale_factor, 1)
-        factor = f"multiplied by {processor.rescale_factor:.8g}"
-        yield f"Values are {'rescaled from [0, 255] to [0, 1]' if to_one else factor}."
-    if processor.do_normalize:
-        mean, std = _numbers(processor.image_mean), _numbers(processor.image_std)
-        yield f"Each channel is normalized with mean ({mean}) and standard deviation ({std})."
-    if getattr(processor, "do_pad", False):
-        extent = _extent(processor.pad_size) if processor.pad_size else "the size of the largest image of the batch"
-        yield f"They are padded with zeros at the bottom and at the right to {extent}."
-
-
-def _has_common_steps(processor: Any) -> bool:
-    """Return whether a processor's steps are transformers' common ones (as in ViT and CLIP), ours, or SigLIP 2's."""
-    if isinstance(processor, SourcePreprocessing | Siglip2ImageProcessor | Siglip2ImageProcessorPil):
-        return True
-    common = {*TorchvisionBackend.__mro__, *PilBackend.__mro__}
-    own = [vars(kind).items() for kind in type(processor).__mro__ if kind not in common]
-    return not any(inspect.isfunction(value) and name != "__init__" for members in own for name, value in members)
-
-
-def _resized(processor: Any) -> str:
-    """Return the size to which a processor resizes, in words."""
-    if most := getattr(processor, "max_num_patches", None):
-        side = processor.patch_size
-        return f"to at most {most} patches of {side} x {side} pixels, aspect ratio kept"
-    size = processor.size
-    if size.shortest_edge:
-        longest = (
-            f", or less where the longest edge would exceed {size.longest_edge} pixels" if size.longest_edge else ""
-        )
-        return f"to {size.shortest_edge} pixels along the shortest edge{longest}"
-    if size.max_height and size.max_width:
-        return f"to at most {size.max_height} x {size.max_width} pixels, aspect ratio kept"
-    return RESIZE_WORDS[getattr(processor, "resize_mode", None)].format(_extent(size))
-
-
-def _extent(size: Any) -> str:
-    if size is None or not (size.height and size.width):
-        raise ValueError(f"a size is {size}: expected height and width")
-    return f"{size.height:d} x {size.width:d} pixels"
-
-
-def _numbers(values: Any) -> str:
-    return ", ".join(f"{value:.8g}" for value in (values if isinstance(values, Sequence) else [values]))
+    found = processor.to_dict()
+    used = {name: found[name] for name, step in STEPS.items() if found.get(step) and found.get(name) is not None}
+    if "resample" in used:
+        used["resample"] = PILImageResampling(used["resample"]).name.lower()
+    words = f"Images are prepared by {code(type(processor).__name__)}, the image processor in this repository"
+    named = ", ".join(code(f"{name} = {value}") for name, value in used.items())
+    return f"{words}, with {named}." if named else f"{words}."

@@ -107,8 +107,7 @@ def gather(
         folder: Folder of a saved model.
         opened: The opened folder, with the files that it needs.
         known: Known secrets to search for.
-        include: Relative paths of additional files to upload; "model.safetensors:key" allows that key in the file's
-            metadata.
+        include: Relative paths of additional files to upload.
         exclude: Patterns of relative paths not to upload.
         include_report: Also upload the report of a training run.
 
@@ -116,7 +115,12 @@ def gather(
         PushRefusedError: Some files must not be uploaded; the message lists all of them.
     """
     files = dict(_walk(folder))
-    asked, keys, faults = _asked(include, files)
+    asked = {name for name in include if name in files or name == CARD}  # a missing card is generated
+    faults = [
+        f"{name} does not exist: --include takes the exact path of a file in the folder"
+        for name in include
+        if name not in asked
+    ]
     shown = _linked(folder, files)
     contents = Contents()
     for name, path in files.items():
@@ -132,27 +136,11 @@ def gather(
         elif not is_part and (never := _never(name)):
             faults.append(f"{name} {never}")
         else:
-            faults += [f"{name} {fault}" for fault in _add(contents, name, path, folder, known, keys.get(name, ()))]
+            faults += [f"{name} {fault}" for fault in _add(contents, name, path, folder, known)]
     if faults:
         message = f"{folder} was not pushed. Remove or fix these files, or skip them with --exclude:"
         raise PushRefusedError(message, faults)
     return contents
-
-
-def _asked(include: Sequence[str], files: Collection[str]) -> tuple[set[str], dict[str, set[str]], list[str]]:
-    """Return the requested files, the allowed metadata keys, and an error for every other entry."""
-    asked: set[str] = set()
-    keys: dict[str, set[str]] = {}
-    faults = []
-    for each in include:
-        name, _, key = each.partition(":")
-        if each in files or each == CARD:  # a missing card is generated
-            asked.add(each)
-        elif name in files and key:
-            keys.setdefault(name, set()).add(key)
-        else:
-            faults.append(f"{each} does not exist: --include takes the exact path of a file in the folder")
-    return asked, keys, faults
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -186,9 +174,7 @@ def _linked(folder: Path, files: Collection[str]) -> set[str]:
     return {name for name in names if name in files and _suffix(name) in PICTURES and not _never(name)}
 
 
-def _add(
-    contents: Contents, name: str, path: Path, folder: Path, known: Collection[str], keys: Collection[str]
-) -> list[str]:
+def _add(contents: Contents, name: str, path: Path, folder: Path, known: Collection[str]) -> list[str]:
     """Add a file, or return the reasons why it must not be uploaded."""
     if secrets_in(name, known) or not name.isprintable():
         return ["has a name that contains a secret or unprintable characters"]
@@ -200,24 +186,23 @@ def _add(
     stamp = _stamp(path)
     if stamp[0] > LIMIT_BYTES:
         return [f"has {stamp[0]:,} bytes; expected at most {LIMIT_BYTES:,}"]
-    contents.sent[name], faults = look_into(path, known, keys)
+    contents.sent[name], faults = look_into(path, known)
     contents.stamps[name] = stamp
     return faults
 
 
-def look_into(path: Path, known: Collection[str], allowed_keys: Collection[str] = ()) -> tuple[Path | bytes, list[str]]:
+def look_into(path: Path, known: Collection[str]) -> tuple[Path | bytes, list[str]]:
     """Inspect a file.
 
     Args:
         path: A regular file.
         known: Known secrets to search for, such as the user's token.
-        allowed_keys: Keys allowed in the metadata of a safetensors file, besides those that its writers set.
 
     Returns:
         What to upload, a path for weights and content otherwise; and the reasons why it must not be uploaded.
     """
     if path.suffix == WEIGHTS:
-        return path, _faults_of_weights(path, known, allowed_keys)
+        return path, _faults_of_weights(path, known)
     try:
         if _suffix(path.name) in PICTURES:
             return _reencoded(path), []
@@ -257,16 +242,15 @@ def _reencoded(path: Path) -> bytes:
     return file.getvalue()
 
 
-def _faults_of_weights(path: Path, known: Collection[str], allowed_keys: Collection[str]) -> list[str]:
+def _faults_of_weights(path: Path, known: Collection[str]) -> list[str]:
     try:
         tensors, metadata = open_safetensors(path)
     except CheckpointError as error:
         return [f"is not a valid safetensors file: {error}"]
     faults = [
-        f"has {key!r} in its metadata, which no writer of safetensors sets: remove it, or allow it with "
-        f"--include '{path.name}:{key}'"
+        f"has {key!r} in its metadata, which no writer of safetensors sets: save the tensors without it"
         for key, value in metadata.items()
-        if key not in allowed_keys and value not in METADATA.get(key, ())
+        if value not in METADATA.get(key, ())
     ]
     header = "\n".join([*(f"{key}={value}" for key, value in metadata.items()), *tensors])
     return faults + [f"contains what looks like {kind} in its header" for _, kind in secrets_in(header, known)]

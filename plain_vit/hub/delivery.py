@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -123,8 +123,6 @@ class Delivery:
 
     requested: bool = field(default=False, init=False)  # the repository did not exist, and its creation was requested
     created: bool = field(default=False, init=False)
-    deleted: bool = field(default=False, init=False)  # created for this push, then deleted again
-    first_head: str | None = field(default=None, init=False)  # of the created repository
     attempt: Push | None = field(default=None, init=False)  # whose response may have been lost
 
     def planned(self) -> Push:
@@ -143,18 +141,14 @@ class Delivery:
             CheckpointError: A file was changed after it was inspected.
         """
         with self._explain_errors():
-            attempt = 1
-            while True:
+            for attempt in range(1, TRIES):
                 try:
                     return self._send()
-                except (HTTPError, RuntimeError, ValueError, PlainViTError) as error:  # hf_xet raises RuntimeError
+                except (HTTPError, RuntimeError) as error:  # hf_xet raises RuntimeError
                     if not _is_transient(error):
-                        self._remove_if_empty()
-                        raise
-                    if attempt == TRIES:
                         raise
                     time.sleep(min(MAX_WAIT, _retry_after(error) or 2.0**attempt))
-                    attempt += 1
+            return self._send()
 
     def _send(self) -> Push:
         """Make one attempt. The repository is read again: if an earlier commit arrived, nothing remains to upload."""
@@ -204,22 +198,12 @@ class Delivery:
             self.requested = True
             api.create_repo(repo_id, private=self.private or None, exist_ok=True)
         self.created = self.requested
-        about = api.repo_info(repo_id)
-        self.first_head = self.first_head or about.sha
-        if self.private and not about.private:
+        if self.private and not api.repo_info(repo_id).private:
             raise HubError(
                 f"{repo_id} exists and is public: make it private in its settings first, or push without private."
             )
         if self.revision is not None and not self.revision.startswith("refs/"):
             api.create_branch(repo_id, branch=self.revision, exist_ok=True)
-
-    def _remove_if_empty(self) -> None:
-        """Delete the repository created for a push that failed permanently, if it is still empty."""
-        if self.created:
-            with suppress(HTTPError):  # a token may be allowed to create repositories but not to delete them
-                if self.api.repo_info(self.repo_id).sha == self.first_head:
-                    self.api.delete_repo(self.repo_id)
-                    self.deleted = True
 
     # ---- errors of the Hub ----
 
@@ -230,7 +214,7 @@ class Delivery:
         try:
             yield
         except PlainViTError as error:
-            if self.created and not self.deleted:
+            if self.created:
                 raise type(error)(f"{error} {self._state()}.") from error
             raise
         except OfflineModeIsEnabled as error:
@@ -261,8 +245,6 @@ class Delivery:
 
     def _state(self) -> str:
         """Describe the repository after a failed push."""
-        if self.deleted:
-            return f"{self.repo_id} was created for this push and, after the failure, deleted again"
         state = "was created for this push and is empty" if self.created else "was not changed"
         return f"{self.repo_id} {state}"
 
@@ -278,9 +260,8 @@ def _is_same(added: CommitOperationAdd, entry: RepoFile | None) -> bool:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Return whether an error may be transient."""
-    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-    return isinstance(error, (HTTPError, RuntimeError)) and (status is None or status in TRANSIENT)
+    """Return whether an error of the network may be transient."""
+    return not isinstance(error, HfHubHTTPError) or error.response.status_code in TRANSIENT
 
 
 def _first_line(error: Exception) -> str:

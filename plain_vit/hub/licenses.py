@@ -7,10 +7,9 @@ from pathlib import Path
 
 from ..errors import CheckpointError, UnsafeFileError, printable
 from ..files.reading import inside
-from ..files.texts import plain_text
+from ..files.texts import plain_text, read_small_file
 
 LICENSE_FILE = re.compile(r"(LICEN[CS]E|COPYING|NOTICE)(-[A-Za-z0-9][\w.-]{0,29})?(\.(txt|md|rst))?")
-MOST_BYTES = 1_000_000  # of one file; the longest licence in use has 35 kB
 MOST_FILES = 20
 
 
@@ -35,22 +34,11 @@ def copy_license_files(source: Path, folder: Path) -> list[str]:
         warnings.warn(f"{source} has {len(names)} licence files: the first {MOST_FILES} are copied", stacklevel=2)
     for name in names[:MOST_FILES]:
         try:
-            (folder / name).write_bytes(_checked(inside(source, name)))
+            content = read_small_file(inside(source, name))
+            plain_text(content)
+            (folder / name).write_bytes(content)
         except (CheckpointError, UnsafeFileError) as error:
             warnings.warn(printable(f"{source / name} was not copied: {error}"), stacklevel=2)
         else:
             copied.append(name)
     return copied
-
-
-def _checked(path: Path) -> bytes:
-    """Return the content of a plain text of at most `MOST_BYTES`."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise CheckpointError(f"it cannot be read ({error.strerror})") from error
-    if len(content) > MOST_BYTES:
-        raise UnsafeFileError(f"it has more than {MOST_BYTES:,} bytes")
-    plain_text(content)
-    return content

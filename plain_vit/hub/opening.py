@@ -13,6 +13,7 @@ from transformers.dynamic_module_utils import get_relative_imports
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..conversion.open import inspect_checkpoint
+from ..conversion.tables.engine import is_finite
 from ..conversion.tables.format import Hints
 from ..errors import CheckpointError
 from ..files.marks import TRAVELLING
@@ -206,10 +207,6 @@ def _check_opens(folder: Path, name: str) -> None:
 
 
 def _check_finite(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    broken = [
-        name
-        for name in tensors
-        if (tensor := tensors[name]).is_floating_point() and not tensor.float().isfinite().all()
-    ]
+    broken = [name for name in tensors if not is_finite(tensors[name])]
     if broken:
         raise CheckpointError(f"{folder}: {len(broken)} tensors contain NaN or infinite values, such as {broken[0]!r}.")

@@ -60,7 +60,7 @@ def push_folder(
         revision: Branch to commit to, created if it does not exist (default: main).
         dry_run: Upload nothing, without network access; return what would be uploaded.
         include: Exact relative paths of additional files to upload: plain text, PNG or JPEG. "README.md" overwrites a
-            card edited on the Hub; "model.safetensors:author" allows that key in the file's metadata.
+            card edited on the Hub.
         exclude: Patterns of relative paths not to upload; files that the model needs cannot be excluded.
         include_report: Also upload the report of a training run. It shows images of the dataset.
         message: Commit message.

@@ -1,12 +1,10 @@
-"""Adapters for other tools: logits and token maps (captum, pytorch-grad-cam), LoRA target modules (peft)."""
-
-from collections.abc import Callable
+"""Adapters for other tools: logits (captum, pytorch-grad-cam), LoRA target modules (peft)."""
 
 import torch
 from torch import nn
 
 from ..configuration_plain_vit import PlainViTConfig
-from ..modeling_plain_vit import PlainViTForImageClassification, PlainViTPreTrainedModel
+from ..modeling_plain_vit import PlainViTForImageClassification
 from ..system.extras import needs
 
 
@@ -25,21 +23,6 @@ class LogitsOnly(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return the logits (B, num_labels) of normalised pixels (B, C, H, W)."""
         return self.model(pixel_values).logits
-
-
-def token_reshaper(model: PlainViTPreTrainedModel, height: int, width: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that reshapes tokens (B, L, D) to a map (B, D, h, w): grad-cam's `reshape_transform`.
-
-    Args:
-        model: The model whose tokens are reshaped.
-        height: Image height in pixels.
-        width: Image width in pixels.
-
-    Raises:
-        ValueError: The patch size does not divide the image.
-    """
-    model.grid_size(height, width)
-    return lambda hidden_states: model.tokens_to_map(hidden_states, height, width)
 
 
 def register_lora_targets() -> list[str]:
@@ -66,4 +49,4 @@ def register_lora_targets() -> list[str]:
     return targets
 
 
-__all__ = ["LogitsOnly", "register_lora_targets", "token_reshaper"]
+__all__ = ["LogitsOnly", "register_lora_targets"]

@@ -9,7 +9,6 @@ Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D`
 
 import itertools
 import json
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from ..files.staging import is_vacant, staged_file
 from ..modeling_plain_vit import PlainViTForImageClassification
 from ..scores import REGRESSION, scores
 from ..system.extras import needs
-from ..training.arguments import BulkOptions
+from ..training.arguments import BulkOptions, ImageOptions, keywords
 from ..training.data import load_images
 from ..training.data.decoding import BLANK, as_files, decode_image, name_broken, open_stored
 from ..training.data.identity import contents_hash, paths_hash
@@ -198,14 +197,11 @@ def in_threads(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -
     PIL.Image.preinit()
     PIL.Image.init()  # a thread could miss a format that another thread is registering
     size = -(-len(items) // (count * PIECES))
-    pool = ThreadPoolExecutor(count, THREADS, torch.set_num_threads, (1,))
+    pieces = [items[begin : begin + size] for begin in range(0, len(items), size)]
     try:
-        return list(pool.map(function, [items[begin : begin + size] for begin in range(0, len(items), size)]))
+        with ThreadPoolExecutor(count, THREADS, torch.set_num_threads, (1,)) as pool:
+            return list(pool.map(function, pieces))
     finally:
-        pool.shutdown(cancel_futures=True)
-        for thread in threading.enumerate():  # the pool does not know a thread whose start was interrupted
-            if thread.name.startswith(THREADS):
-                thread.join()
         torch.set_num_threads(count)  # new threads inherit the number that was set last, in any thread
 
 
@@ -572,15 +568,8 @@ def predictions_of(model: Any, inputs: Mapping[str, torch.Tensor], *, top: int) 
 
 def open_images(options: BulkOptions) -> Dataset | IterableDataset:
     """Open the images of a split, undecoded."""
-    rows = load_images(
-        options.dataset,
-        options.split,
-        subset=options.dataset_subset,
-        image_column=options.image_column,
-        streaming=options.streaming,
-        all_of_folder=True,
-    )
-    return as_files(rows)
+    named = keywords(options, ImageOptions)
+    return as_files(load_images(**named, split=options.split, streaming=options.streaming, all_of_folder=True))
 
 
 def open_model(options: BulkOptions) -> tuple[Any, Any]:

@@ -8,11 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 from PIL import Image
-from transformers.image_utils import load_image
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import DataError, listed
-from ..files.images import UNREADABLE, decoding, open_image, reason
+from ..files.images import read_image
 
 MOST = 512  # images: more take minutes and do not change the ranges
 BATCH = 8
@@ -30,13 +29,11 @@ class ImageBatches:
     paths: Sequence[Path]
     image_processor: Any
 
-    @property
-    def count(self) -> int:
-        """The number of images."""
+    def __len__(self) -> int:
         return len(self.paths)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        for start in range(0, self.count, BATCH):
+        for start in range(0, len(self), BATCH):
             images = [read_image(path) for path in self.paths[start : start + BATCH]]
             yield self.image_processor(images, return_tensors="np")["pixel_values"].astype(np.float32)
 
@@ -97,18 +94,3 @@ def labels_of(root: Path, paths: Sequence[Path], label2id: Mapping[str, int]) ->
             "or remove them, or put all images into one folder"
         )
     return None
-
-
-def read_image(path: Path) -> Image.Image:
-    """Decode an image.
-
-    Raises:
-        DataError: The image cannot be read.
-    """
-    try:
-        with open_image(path) as opened, decoding():
-            image: Image.Image = load_image(opened)
-            image.load()
-    except UNREADABLE as error:
-        raise DataError(f"{path} cannot be read as an image ({reason(error)}): replace it, or remove it") from error
-    return image

@@ -3,7 +3,7 @@
 Shapes: `B` batch, `C` channels, `H W` pixels, `h w` patch grid.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,40 +65,42 @@ def probes(config: PlainViTConfig, dynamic_size: bool) -> Iterator[torch.Tensor]
 
 
 @torch.no_grad()
-def compare_on_probes(model: Any, run: Run, dynamic_size: bool) -> dict[str, float]:
-    """Return the largest difference of each output, relative to its largest value in the same batch."""
+def compare(
+    model: Any, run: Run, batches: Iterable[torch.Tensor]
+) -> tuple[dict[str, float], list[tuple[np.ndarray, np.ndarray]]]:
+    """Compare a graph with the model.
+
+    Args:
+        model: The model.
+        run: Runs the graph.
+        batches: Pixels of shape (B, C, H, W).
+
+    Returns:
+        The largest difference of each output, relative to its largest value in the same batch, and the classes of each
+        batch by the model and by the graph, both of shape (B,), if there are logits.
+    """
     worst: dict[str, float] = {}
-    for pixels in probes(model.config, dynamic_size):
+    classes = []
+    for pixels in batches:
         outputs = model(pixels)
         for name, found in run(pixels.numpy()).items():
-            worst[name] = largest([worst.get(name, 0.0), relative_difference(name, found, outputs[name].numpy())])
-    return worst
-
-
-@torch.no_grad()
-def compare_on_images(model: Any, run: Run, images: ImageSets) -> tuple[dict[str, float], Agreement]:
-    """Return the largest difference of each output over all compared images, and how their classes change."""
-    worst: dict[str, float] = {}
-    before, after = [], []
-    for pixels in images.compared:
-        outputs = model(torch.from_numpy(pixels))
-        for name, found in run(pixels).items():
             expected = outputs[name].numpy()
             worst[name] = largest([worst.get(name, 0.0), relative_difference(name, found, expected)])
             if name == "logits":
-                before.append(expected.argmax(-1))
-                after.append(found.argmax(-1))
-    counts = images.setting.count, images.compared.count
-    if not before:
-        return worst, Agreement(*counts)
-    model_says, graph_says = np.concatenate(before), np.concatenate(after)
-    agreement = float((model_says == graph_says).mean())
-    if images.labels is None:
-        return worst, Agreement(*counts, agreement)
-    labels = np.array(images.labels)
-    return worst, Agreement(
-        *counts, agreement, float((model_says == labels).mean()), float((graph_says == labels).mean())
-    )
+                classes.append((expected.argmax(-1), found.argmax(-1)))
+    return worst, classes
+
+
+def agreement_on(images: ImageSets, classes: Sequence[tuple[np.ndarray, np.ndarray]]) -> Agreement:
+    """Return how the classes of the compared images change, given those by the model and by the graph."""
+    counts = len(images.setting), len(images.compared)
+    if not classes:
+        return Agreement(*counts)
+    by_model, by_graph = map(np.concatenate, zip(*classes, strict=True))
+    labels = [] if images.labels is None else [np.array(images.labels)]
+    shares = [float((by_model == by_graph).mean())]
+    shares += [float((found == true).mean()) for true in labels for found in (by_model, by_graph)]
+    return Agreement(*counts, *shares)
 
 
 def largest(values: list[float]) -> float:

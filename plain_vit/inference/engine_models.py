@@ -39,7 +39,7 @@ class EngineModel(Prepared):
     process = 0  # its number
     engine: str  # its name
     outputs: list[str]  # names, in the order of the graph
-    sizes: "Sizes"
+    dynamic_size: bool  # the graph takes every size that the patch size divides, not only that of the config
     files: "Files"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -83,12 +83,26 @@ class EngineModel(Prepared):
                 f"{', '.join(given)}: a graph in an engine takes pixel_values and gives "
                 f"{' and '.join(self.outputs)}; use the model itself"
             )
-        self.sizes.check(pixel_values)
+        self.check_size(pixel_values)
         pixels = pixel_values.detach().to("cpu", torch.float32).contiguous().numpy()
         found = {name: torch.from_numpy(values) for name, values in self.run(pixels).items()}
         kind: type[ModelOutput] = ImageClassifierOutput if "logits" in found else BaseModelOutputWithPooling
         outputs = kind(**found)
         return outputs if (self.config.return_dict if return_dict is None else return_dict) else outputs.to_tuple()
+
+    def check_size(self, pixel_values: torch.Tensor) -> None:
+        """Refuse images that do not fit the graph: an engine may accept them silently."""
+        shape, size, channels = tuple(pixel_values.shape), tuple(pixel_values.shape[2:]), self.config.num_channels
+        if self.dynamic_size:
+            down, across = self.config.patch_shape
+            expected = f"multiples of {down} x {across} pixels"
+            fits = len(size) == 2 and all(size) and not size[0] % down and not size[1] % across
+        else:
+            expected, fits = "{} x {} pixels".format(*self.config.image_shape), size == self.config.image_shape
+        if len(shape) != 4 or shape[1] != channels or not shape[0] or not fits:
+            raise PreparedModelError(
+                f"pixel_values have the shape {shape}: the graph takes (B, {channels}, H, W), with H and W {expected}"
+            )
 
 
 @dataclass(frozen=True)
@@ -129,42 +143,6 @@ class Files:
             (folder / name).write_bytes(content)
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of images that a graph takes.
-
-    Args:
-        channels: Number of channels.
-        image: The model's native height and width.
-        steps: Steps of which height and width must be multiples; None for a graph that takes only the native size.
-    """
-
-    channels: int
-    image: tuple[int, int]
-    steps: tuple[int, int] | None
-
-    @classmethod
-    def read(cls, description: dict[str, Any], config: PlainViTConfig) -> "Sizes":
-        """Read the sizes from the contents of `engine.json`."""
-        (height, width), (down, across) = description["image_size"], description["multiple_of"]
-        steps = (int(down), int(across)) if description["dynamic_size"] else None
-        return cls(config.num_channels, (int(height), int(width)), steps)
-
-    def check(self, pixel_values: torch.Tensor) -> None:
-        """Refuse images that do not fit the graph: an engine may accept them silently."""
-        shape, size = tuple(pixel_values.shape), tuple(pixel_values.shape[2:])
-        if self.steps is None:
-            expected, fits = "{} x {} pixels".format(*self.image), size == self.image
-        else:
-            expected = "multiples of {} x {} pixels".format(*self.steps)
-            fits = len(size) == 2 and all(size) and not size[0] % self.steps[0] and not size[1] % self.steps[1]
-        if len(shape) != 4 or shape[1] != self.channels or not shape[0] or not fits:
-            raise PreparedModelError(
-                f"pixel_values have the shape {shape}: the graph takes (B, {self.channels}, H, W), with "
-                f"H and W {expected}"
-            )
-
-
 def open_exported(
     path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, batch_size: int = 8
 ) -> PlainViTForImageClassification | PlainViTModel:
@@ -199,7 +177,7 @@ def open_exported(
     engine.check_installed("float32")
     graph = folder / engine.graph
     try:
-        expected = (batch_size, config.num_channels, *model.sizes.image)
+        expected = (batch_size, config.num_channels, *config.image_shape)
         model.files = Files.read(folder, graph, description, {"dtype": dtype, "batch_size": batch_size})
         model.run, model.process = engine.load(folder, dtype=dtype, expected=expected), os.getpid()
         found = model(torch.zeros(expected))
@@ -218,13 +196,12 @@ def described(description: dict[str, Any]) -> Any:
     """Build a model without a graph, in evaluation mode, from the contents of `engine.json`."""
     engine, config = ENGINES[description["engine"]], PlainViTConfig.from_dict(description[MODEL])
     outputs = [str(output["name"]) for output in description["outputs"]]
-    sizes = Sizes.read(description, config)
     base: Any = PlainViTForImageClassification if "logits" in outputs else PlainViTModel
     kind: Any = type(base.__name__, (EngineModel, base), {})
     with torch.device("meta"), no_init_weights():
         model = kind(config)
     model._modules.clear()
-    model.engine, model.outputs, model.sizes = engine.name, outputs, sizes
+    model.engine, model.outputs, model.dynamic_size = engine.name, outputs, bool(description["dynamic_size"])
     return model.eval()
 
 

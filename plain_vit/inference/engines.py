@@ -28,7 +28,7 @@ from ..files.staging import staged_folder
 from ..system.extras import needs
 from .calibration import ImageSets, image_sets
 from .engine import EXTRA, INPUT, Engine
-from .engine_checks import Agreement, compare_on_images, compare_on_probes
+from .engine_checks import Agreement, agreement_on, compare, probes
 from .onnx_runtime import OnnxRuntime
 from .openvino_runtime import OpenVino
 from .prepared import copy_of_travelled, simplify
@@ -150,15 +150,14 @@ def to_engine(
     if options.calibration is not None:
         images = image_sets(options.calibration, image_processor, reference.config)
         sources = [*sources, options.calibration]
-    agreement = None
     with staged_folder(path, force=force, sources=sources) as folder:
         program = trace(reference, options.dynamic_size)
         runtime.write(program, folder, options.precision, () if images is None else images.setting)
         run = runtime.load(folder)
-        if images is None:
-            differences = compare_on_probes(reference, run, options.dynamic_size)
-        else:
-            differences, agreement = compare_on_images(reference, run, images)
+        random = probes(reference.config, options.dynamic_size)
+        batches = random if images is None else map(torch.from_numpy, images.compared)
+        differences, classes = compare(reference, run, batches)
+        agreement = None if images is None else agreement_on(images, classes)
         refuse_beyond(differences, options, runtime)
         description = describe(reference, options, runtime, differences, agreement)
         write_settings(folder, reference, image_processor, description)

@@ -1,6 +1,5 @@
 """Operating system calls; each docstring gives the gain."""
 
-import contextlib
 import ctypes
 import errno
 import multiprocessing
@@ -11,7 +10,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 # Options of glibc's mallopt: the free memory at the end of the heap, in bytes, from which it goes back to the system;
@@ -113,60 +111,3 @@ def handled_signals(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class HeldInterrupts:
-    """Defers keyboard interrupts while a context manager begins and ends, so that both complete.
-
-    The handler stays installed all the time. Installed only for the end, it would miss an interrupt between the end of
-    the `with` block and the installation. Python raises KeyboardInterrupt between any two instructions; at the wrong
-    one, it would leave a lock or a staging folder behind.
-
-    Args:
-        guard: The code of the context manager that uses it; context managers of the same file around it count as well.
-    """
-
-    def __init__(self, guard: CodeType) -> None:
-        self.guard = guard
-        self.before = signal.getsignal(signal.SIGINT)
-        self.are_held = True
-        self.came: list[FrameType | None] = []
-        # Interrupts in other threads, and interrupts without a Python handler, are not ours to defer.
-        self.are_mine = threading.current_thread() is threading.main_thread() and callable(self.before)
-
-    def take_over(self) -> None:
-        """Defer interrupts from here on."""
-        if self.are_mine:
-            signal.signal(signal.SIGINT, self._handle)
-
-    def let_through(self) -> None:
-        """Deliver deferred interrupts, and let others through until `are_held` is set again, by a plain assignment."""
-        self.are_held = False
-        self._deliver()
-
-    def give_back(self) -> None:
-        """Restore the previous handler, and deliver a deferred interrupt to it."""
-        if self.are_mine:
-            signal.signal(signal.SIGINT, self.before)
-        self._deliver()
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.are_held or self._is_guard(frame):
-            self.came.append(frame)
-        else:
-            self.before(number, frame)  # type: ignore[operator,misc]
-
-    def _is_guard(self, frame: FrameType | None) -> bool:
-        """Return whether an interrupt came just before or after the `with` block, where it would skip the end."""
-        if frame is None or frame.f_code is self.guard:
-            return frame is not None
-        if frame.f_code.co_filename != contextlib.__file__:
-            return False
-        manager = getattr(frame.f_locals.get("self"), "gen", None)
-        return manager is not None and manager.gi_code.co_filename == self.guard.co_filename
-
-    def _deliver(self) -> None:
-        if self.came:
-            frame = self.came[0]
-            self.came.clear()
-            self.before(signal.SIGINT, frame)  # type: ignore[operator,misc]

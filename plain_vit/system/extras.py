@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from plain_vit.errors import MissingPackageError
+from ..errors import MissingPackageError
 
 
 @contextmanager

@@ -137,7 +137,7 @@ OVERWRITTEN = {
     RECORDS: "compile_mode {other} overwrites the gradients of a micro-batch with those of the next: use one per step, "
     "or another mode."
 }
-CAST_ONCE = "With {}, weights are cast once as it is: omit --param_dtype."
+CAST_ONCE = "With {}, weights are already cast once: omit --param_dtype."
 GIVE_ONE = "Both {} and {{names}} are given: give one."
 
 
@@ -419,10 +419,8 @@ class ModelOptions(CheckpointOptions):
 
 
 @dataclass(kw_only=True)
-class DataOptions(SplitOptions, LabelOptions, ImageOptions):
-    """The training data."""
-
-    _argument_group_name: ClassVar[str] = "data"
+class LoadedOptions(SplitOptions, LabelOptions, ImageOptions):
+    """The arguments of `load_classification_data`."""
 
     problem_type: ProblemType = option(
         "single_label_classification",
@@ -431,11 +429,19 @@ class DataOptions(SplitOptions, LabelOptions, ImageOptions):
     validation_fraction: BelowOne = option(0.0, "fraction of the training split to use for validation")
     shots_per_class: Count | None = option(None, "number of training images per class (default: all)")
     max_images: Count | None = option(None, "images of each split, drawn at random, for a quick trial (default: all)")
+    streaming: bool = option(False, "stream the training images instead of storing them first")
+    stream_images: Count | None = option(None, "number of images, if the stream does not say", needs="streaming")
+
+
+@dataclass(kw_only=True)
+class DataOptions(LoadedOptions):
+    """The training data."""
+
+    _argument_group_name: ClassVar[str] = "data"
+
     corrupted: Literal["stop", "skip"] = option(
         "stop", "on a corrupted image: stop the run, or skip, report and count it"
     )
-    streaming: bool = option(False, "stream the training images instead of storing them first")
-    stream_images: Count | None = option(None, "number of images, if the stream does not say", needs="streaming")
     stream_buffer: Count = option(
         10_000, "images of a stream that are shuffled together, by each worker", needs="streaming"
     )
@@ -498,7 +504,7 @@ class OptimizationOptions(LearnerOptions, StepOptions):
     teacher: str | None = option(
         None,
         "classifier of the same classes for distillation; a distillation token learns from it alone (DeiT)",
-        excludes=_one_size("is given the pixels of images of one size"),
+        excludes=_one_size("needs the pixels of images of one size"),
     )
     distillation: Literal["soft", "hard"] = option(
         "soft", "distil the teacher's probabilities, or its decisions", needs="teacher"

@@ -86,8 +86,8 @@ class Learner:
         launched = self.accelerator.state.dynamo_plugin.mode
         if launched in RECORDING_MODES and self.accelerator.gradient_accumulation_steps > 1:
             raise TrainingError(
-                f"Accelerate is to compile in the mode {launched}, which overwrites the gradients of a micro-batch "
-                "with those of the next: use one per step, or another --dynamo_mode of `accelerate launch`."
+                f"Accelerate is configured to compile in the mode {launched}, which overwrites the gradients of a "
+                "micro-batch with those of the next: use one per step, or another --dynamo_mode of `accelerate launch`."
             )
         if self.compile:
             # Compile block by block: the gathering of sharded weights between blocks cannot be compiled.

@@ -6,14 +6,14 @@ import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from ..errors import TrainingError, counted
@@ -29,7 +29,7 @@ from .data.streaming import Position, StreamedBatches
 from .hardware.fast_steps import fast_steps
 from .hardware.memory import explain_out_of_memory
 from .hardware.precision import tf32
-from .hardware.processes import StepExchange, StopRequest, generator_states, loading_options, start_accelerator
+from .hardware.processes import StepExchange, StopRequest, generator_states, start_processes
 from .hardware.products import products
 from .learner import Learner
 from .metrics import metric_text
@@ -209,13 +209,9 @@ def start_run(options: LoopOptions) -> tuple[Accelerator, dict[str, Any]]:
     """
     check_options(options)
     tracker_names(options.report_to)
-    accelerator = start_accelerator(
-        num_processes=options.num_processes,
-        gradient_accumulation_steps=options.gradient_accumulation_steps,
-        mixed_precision=options.mixed_precision,
-    )
+    started = start_processes(options)
     set_seed(options.seed)
-    return accelerator, loading_options(options.num_workers)
+    return started
 
 
 class Stopped(Exception):
@@ -376,23 +372,34 @@ class Loop(Generic[ResultT]):
 
     def batches(
         self,
-        images: Dataset[Any],
-        order: ShuffledStream,
+        images: Any,
         *,
+        balanced_by: Sequence[int] | None = None,
+        repeats: int = 1,
         followed: bool = False,
         collate: Callable[..., Batch] | None = None,
         **loading: Any,
     ) -> Iterator[Batch]:
-        """Return the micro-batches of this process, on its device.
+        """Return the micro-batches of this process from the current step on, on its device.
 
         Args:
-            images: the training images, indexed by the keys of the order.
-            order: the images of all processes from the current step on, in batches of one optimizer step.
+            images: the training images, indexed by the keys of `ShuffledStream`.
+            balanced_by: see `ShuffledStream`.
+            repeats: see `ShuffledStream`.
             followed: append to each micro-batch the image that follows it, see `collate_followed`.
             collate: combines images into a micro-batch (default: stacks them); not with `followed`.
             **loading: `num_workers` and other options of the loader.
         """
-        accelerator = self.accelerator
+        accelerator, size = self.accelerator, self.options.batch_size
+        order = ShuffledStream(
+            len(images),
+            length=self.schedule.total_steps * size,
+            seed=self.options.seed,
+            start=self.step * size,
+            balanced_by=balanced_by,
+            repeats=repeats,
+            batch_size=size,
+        )
         own = MicroBatches(
             order,
             self.micro_batch,

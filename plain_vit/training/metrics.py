@@ -27,12 +27,14 @@ BINS = 15  # confidence bins of the calibration error (Guo et al. 2017)
 # Results between 0 and 1, shown as percentages; for several labels per image too.
 FRACTIONS = frozenset({
     "accuracy", "top5_accuracy", "balanced_accuracy", "macro_f1", "micro_f1", "mean_average_precision",
-    "calibration_error", "average precision", "recall", "precision",
+    "calibration_error", "average precision", "recall", "precision", "f1",
 })  # fmt: skip
 
 
 def metric_text(name: str, value: float) -> str:
-    """Format a result: a fraction as a percentage, anything else as a number, NaN as a dash."""
+    """Format a result: a fraction as a percentage, any other number with four digits or as a count, NaN as a dash."""
+    if isinstance(value, int):
+        return str(value)
     if math.isnan(value):
         return "–"
     return f"{value:.2%}" if name in FRACTIONS else f"{value:.4f}"

@@ -288,7 +288,7 @@ def with_native_aspect_ratio(processor: Any, model: nn.Module, max_num_patches: 
     (height, width), (rows, columns) = config.patch_shape, config.grid_size
     most = max_num_patches or max_num_patches_of(processor) or rows * columns
     reasons = {
-        f"its patches have {height} x {width} pixels, which are no squares": height != width,
+        f"its patches have {height} x {width} pixels, which is not square": height != width,
         "it drops patches in training (patch_dropout_prob)": config.patch_dropout_prob > 0,
         **dict.fromkeys(filter(None, [_refusal_of_patches(model, most)]), True),
     }

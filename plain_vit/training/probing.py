@@ -35,6 +35,7 @@ from .optimization import learning_rate_factor
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
+    from sklearn.linear_model import Ridge
 
 MOMENTUM = 0.9  # of SGD
 BETAS = (0.9, 0.95)  # of AdamW, as in CAPI
@@ -405,8 +406,8 @@ def attentive_classifier(model: PreTrainedModel) -> PlainViTForImageClassificati
     """
     if not isinstance(model, PlainViTForImageClassification):
         raise TrainingError(
-            f"Attentive probes read the patch tokens of a plain ViT, and {type(model).__name__} is none: convert the "
-            "model with `plain-vit convert` first."
+            f"Attentive probes need the patch tokens of a plain ViT, but the model is a {type(model).__name__}: "
+            "convert it with `plain-vit convert` first."
         )
     config = copy.deepcopy(model.config)
     changes = {
@@ -450,10 +451,7 @@ def check_shots(labels: torch.Tensor, classes: int, shots: int) -> None:
 
     Raises:
         DataError: A class has fewer.
-        TrainingError: The number is below 1.
     """
-    if shots < 1:
-        raise TrainingError(f"Expected 1 or more shots: got {shots}.")
     counts = torch.bincount(labels, minlength=classes)
     fewest = int(counts.argmin())
     if counts[fewest] < shots:
@@ -467,7 +465,6 @@ def choose_shots(labels: torch.Tensor, classes: int, shots: int, *, seed: int) -
 
     Raises:
         DataError: A class has fewer.
-        TrainingError: The number is below 1.
     """
     check_shots(labels, classes, shots)
     rng = np.random.default_rng(seed)
@@ -495,14 +492,10 @@ def fit_ridge(features: Features, classes: int, *, l2: float = 2.0**10) -> tuple
     mean, std = values.mean(dim=0), values.std(dim=0, correction=0) + EPSILON
     inputs = torch.cat([(values - mean) / std, torch.full((len(values), 1), BIAS, dtype=torch.float64)], dim=1)
     targets = F.one_hot(features.labels, classes).double() * 2 - 1
-    if inputs.shape[1] <= len(inputs):
-        gram = inputs.T @ inputs + l2 * torch.eye(inputs.shape[1], dtype=torch.float64)
-        solution = torch.linalg.solve(gram, inputs.T @ targets)
-    else:  # fewer images than features: the smaller system has the same solution
-        gram = inputs @ inputs.T + l2 * torch.eye(len(inputs), dtype=torch.float64)
-        solution = inputs.T @ torch.linalg.solve(gram, targets)
-    weight = solution[:-1].T / std
-    return weight, solution[-1] * BIAS - weight @ mean
+    ridge = Ridge(alpha=l2, fit_intercept=False, solver="cholesky").fit(inputs.numpy(), targets.numpy())
+    solution = torch.from_numpy(ridge.coef_)
+    weight = solution[:, :-1] / std
+    return weight, solution[:, -1] * BIAS - weight @ mean
 
 
 def few_shot_accuracies(

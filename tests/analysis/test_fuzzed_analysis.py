@@ -36,7 +36,6 @@ from plain_vit.analysis import (
     probe_attention,
     sheet,
 )
-from plain_vit.analysis.photographs import ImageFiles
 from plain_vit.errors import AnalysisError
 from tests.conftest import randomize_
 from tests.sizes import draws
@@ -105,7 +104,7 @@ def drawn_case(draw: random.Random) -> tuple[Any, PlainViTImageProcessor, list[I
 def sections(model: Any, processor: Any, images: Sequence[Image.Image]) -> dict[str, dict[str, np.ndarray] | str]:
     """Return the arrays of every section, or its error."""
     titles = [f"image {number}" for number in range(len(images))]
-    subject = sheet._subject(model, processor, "model", ImageFiles(images), titles, (0.3, 0.6), progress=False)
+    subject = sheet._subject(model, processor, "model", images, titles, (0.3, 0.6), progress=False)
     found: dict[str, dict[str, np.ndarray] | str] = {}
     for section in sheet.SECTIONS:
         if section.concerns(subject):

@@ -14,10 +14,11 @@ from PIL import ExifTags, Image
 from transformers.image_utils import load_image
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
-from plain_vit.analysis import photographs, sheet
-from plain_vit.analysis.photographs import BYTES_PER_PIXEL, MOST_BYTES, MOST_BYTES_PER_PIXEL, ImageFiles, read_image
+from plain_vit.analysis import sheet
 from plain_vit.analysis.streams import pixel_batches
 from plain_vit.errors import DataError
+from plain_vit.files import images as image_files
+from plain_vit.files.images import BYTES_PER_PIXEL, MOST_BYTES, MOST_BYTES_PER_PIXEL, read_image
 from tests.processes import in_a_process, kilobytes, server
 
 BOUND = 220  # MB beyond the process, for images of any number and size: MOST_BYTES, and room
@@ -117,20 +118,17 @@ def test_one_image_is_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
         Image.new("RGB", (20, 10), (i, i, i)).save(paths[-1])
     prepared: list[int] = []
     opened: list[int] = []
-    read = photographs.read_image
 
     def counted(path: Path) -> Image.Image:
         opened.append(1)
-        return read(path)
-
-    monkeypatch.setattr(photographs, "read_image", counted)
+        return read_image(path)
 
     class Processor(PlainViTImageProcessor):
         def __call__(self, images: Any, *args: Any, **options: Any) -> Any:
             prepared.append(len(opened))
             return super().__call__(images, *args, **options)
 
-    (batch,) = pixel_batches(ImageFiles(paths), Processor(size={"height": 4, "width": 6}), 8)
+    (batch,) = pixel_batches(map(counted, paths), Processor(size={"height": 4, "width": 6}), 8)
     assert prepared == [1, 2, 3, 4, 5]
     whole = PlainViTImageProcessor(size={"height": 4, "width": 6})(
         [Image.open(path) for path in paths], return_tensors="pt"
@@ -142,15 +140,15 @@ def test_jpeg_files_are_decoded_smaller_only_beyond_the_bound(tmp_path: Path, mo
     path = photograph(tmp_path / "photo.jpg", 330, 170)
     assert read_image(path).size == (330, 170)
     np.testing.assert_array_equal(np.asarray(read_image(path)), np.asarray(Image.open(path)))
-    monkeypatch.setattr(photographs, "MOST_BYTES", 60_000)
+    monkeypatch.setattr(image_files, "MOST_BYTES", 60_000)
     assert read_image(path).size == (165, 85)
-    monkeypatch.setattr(photographs, "MOST_BYTES", 4000)
+    monkeypatch.setattr(image_files, "MOST_BYTES", 4000)
     assert read_image(path).size == (42, 22)
-    monkeypatch.setattr(photographs, "MOST_BYTES", 3200)
+    monkeypatch.setattr(image_files, "MOST_BYTES", 3200)
     with pytest.raises(DataError, match="photo.jpg has 330 x 170 pixels"):
         read_image(path)
     Image.open(path).save(tmp_path / "progressive.jpg", progressive=True)
-    monkeypatch.setattr(photographs, "MOST_BYTES", 60_000)
+    monkeypatch.setattr(image_files, "MOST_BYTES", 60_000)
     with pytest.raises(DataError, match="progressive.jpg has 330 x 170 pixels"):  # its coefficients are held whole
         read_image(tmp_path / "progressive.jpg")
 
@@ -161,7 +159,7 @@ def test_images_are_read_upright_as_transformers_reads_them(orientation: int, tm
     exif[ExifTags.Base.Orientation] = orientation
     path = tmp_path / "photo.png"
     Image.open(photograph(tmp_path / "photo.jpg", 33, 17)).save(path, exif=exif)
-    (image,) = ImageFiles([path])
+    image = read_image(path)
     np.testing.assert_array_equal(np.asarray(image), np.asarray(load_image(str(path))))
     assert image.size == ((33, 17) if orientation < 5 else (17, 33))
 
@@ -171,9 +169,9 @@ def test_an_image_that_is_turned_is_held_twice(tmp_path: Path, monkeypatch: pyte
     exif[ExifTags.Base.Orientation] = 6
     path = tmp_path / "photo.png"
     Image.new("RGB", (40, 20)).save(path, exif=exif)
-    monkeypatch.setattr(photographs, "MOST_BYTES", 40 * 20 * 8)
+    monkeypatch.setattr(image_files, "MOST_BYTES", 40 * 20 * 8)
     assert read_image(path).size == (20, 40)
-    monkeypatch.setattr(photographs, "MOST_BYTES", 40 * 20 * 8 - 1)
+    monkeypatch.setattr(image_files, "MOST_BYTES", 40 * 20 * 8 - 1)
     with pytest.raises(DataError, match="photo.png has 40 x 20 pixels"):
         read_image(path)
 
@@ -183,4 +181,5 @@ def test_a_file_that_is_no_image_is_refused_before_anything_is_drawn(tmp_path: P
     Image.new("RGB", (20, 10)).save(good)
     bad.write_bytes(b"no image")
     with pytest.raises(DataError, match="bad.png cannot be read as an image"):
-        ImageFiles([good] * 50 + [bad]).check()
+        sheet.draw_sheet([good] * 50 + [bad], torch.nn.Identity(), None, tmp_path / "page")
+    assert not (tmp_path / "page").exists()

@@ -223,8 +223,8 @@ WRITING = {
     ),
     "the leftovers of a crash": (
         "recognised and cleared", "files/test_writing.py::test_every_state_that_a_crash_can_leave_is_recovered"),
-    "Ctrl-C": ("nothing is left next to it",
-               "files/test_writing.py::test_interrupted_from_the_keyboard_nothing_is_left_next_to_the_target"),
+    "Ctrl-C": ("the old output or the new one; what is left is cleared by the next command",
+               "files/test_writing.py::test_interrupted_from_the_keyboard_the_target_is_whole_and_the_rest_is_cleared"),
     "a second writer": (
         "OutputError", "files/test_writing.py::test_a_second_writer_is_turned_away_until_the_first_is_gone"),
     "a read-only folder": ("OutputError", "files/test_writing.py::test_a_read_only_folder_is_a_clear_error"),
@@ -271,7 +271,7 @@ HUB = {
     "a secret of the environment": (
         "PushRefusedError", "hub/test_push_contents.py::test_secrets_of_the_environment_are_found_by_value"),
     "safetensors metadata that their writers do not produce": (
-        "PushRefusedError", "hub/test_push_contents.py::test_metadata_of_weights_is_refused_unless_the_key_is_named"),
+        "PushRefusedError", "hub/test_push_contents.py::test_metadata_that_no_writer_sets_is_refused"),
     "metadata of images": (
         "removed: they are re-encoded",
         "hub/test_push_contents.py::test_pictures_arrive_upright_with_their_pixels_and_nothing_else"),
@@ -291,7 +291,7 @@ HUB = {
         "not copied, with a warning",
         "hub/test_licenses.py::test_only_short_texts_inside_the_folder_are_copied_and_the_rest_is_said"),
     "a first push that is refused permanently": (
-        "HubError, no repository is left", "hub/test_hub.py::test_a_refused_first_push_leaves_no_repository"),
+        "HubError: the repository is empty", "hub/test_hub.py::test_a_refused_first_push_leaves_it_empty"),
     "labels, names and a source's model card that contain Markdown, HTML or YAML": (
         "escaped", "hub/test_model_card.py::test_untrusted_text_stays_text"),
     "invalid settings of the image processor": (

@@ -26,6 +26,7 @@ import plain_vit
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, cli
 from plain_vit.cli import read_labels
 from plain_vit.conversion import from_checkpoint
+from plain_vit.conversion.registry import FORMATS as REGISTRY
 from plain_vit.conversion.tables.format import HINTS as ARGUMENTS
 from plain_vit.conversion.tables.format import Inference
 from plain_vit.errors import (
@@ -41,7 +42,7 @@ from plain_vit.errors import (
 )
 from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data.glyphs import CHARACTERS
-from plain_vit_command import HINTS, SCRIPTS, main, parser
+from plain_vit_command import FORMATS, HINTS, SCRIPTS, main, parser
 from tests.conftest import randomize_
 from tests.sizes import few
 from tests.tiny import tiny_config
@@ -221,7 +222,7 @@ def test_verify_says_what_differs_without_effect_on_the_outputs(
     if says is None:
         assert others.strip() == ""
     else:
-        assert others.strip().startswith("what differs without effect on these images:")
+        assert others.strip().startswith("differences without effect on these images:")
         assert says in others
 
 
@@ -425,8 +426,9 @@ def test_an_inferred_value_is_shown_as_it_would_be_given() -> None:
     assert str(Inference("pooling", "cls", "config.json")) == "pooling = 'cls', from config.json"
 
 
-def test_the_options_are_the_hints() -> None:
+def test_the_options_are_the_hints_and_the_formats_those_of_the_registry() -> None:
     assert HINTS.keys() == {*ARGUMENTS, "format", "revision"} - {"id2label"}  # the last is --labels FILE
+    assert {*FORMATS} == REGISTRY.keys()
 
 
 @pytest.mark.slow(quick=["plain_vit"])

@@ -333,7 +333,7 @@ def _alignment(folder: Path) -> Path:
     return _doctored(folder, lambda name, data: b"0" if name.endswith(".storage_alignment") else data)
 
 
-@bad_file("pickle with a record that torch.save does not write", CheckpointError, "is none that torch.save writes")
+@bad_file("pickle with a record that torch.save does not write", CheckpointError, "is not one that torch.save writes")
 def _other_record(folder: Path) -> Path:
     path = _pickled(TENSORS, folder)
     with zipfile.ZipFile(path, "a") as archive:

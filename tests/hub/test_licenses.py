@@ -10,8 +10,9 @@ import torch
 import vit_pytorch
 from huggingface_hub import snapshot_download
 
+from plain_vit.files.tensors import MAX_HEADER_BYTES
 from plain_vit.hub import push_folder
-from plain_vit.hub.licenses import MOST_BYTES, MOST_FILES, copy_license_files
+from plain_vit.hub.licenses import MOST_FILES, copy_license_files
 from plain_vit_command import main
 from tests.hub.endpoint import HubEndpoint
 
@@ -94,7 +95,7 @@ def test_only_short_texts_inside_the_folder_are_copied_and_the_rest_is_said(tmp_
     (source / "NOTICE.txt").symlink_to("gone")
     with (source / "NOTICE.md").open("wb") as file:
         file.truncate(10**12)  # takes no room
-    (source / "LICENCE").write_bytes(b"a" * (MOST_BYTES + 1))
+    (source / "LICENCE").write_bytes(b"a" * (MAX_HEADER_BYTES + 1))
     (source / "LICENCE.md").write_bytes(os.urandom(3000))
     (source / "LICENCE.txt").write_bytes("Lizenz".encode("utf-16"))
     (source / "COPYING").write_bytes(b"\x1b]0;title\x07 and \x1b[31mred")

@@ -489,7 +489,6 @@ def test_a_folder_that_is_no_export_is_refused_and_an_export_is_no_checkpoint(fo
     no_config = {name: value for name, value in description.items() if name != "plain_vit_config"}
     for text in ("{", "[]", "7", json.dumps(no_config), json.dumps(description | {"engine": "../x"}),
                  json.dumps(description | {"plain_vit_config": {"hidden_size": "wide"}}),
-                 json.dumps(description | {"image_size": None}), json.dumps(description | {"multiple_of": [8]}),
                  json.dumps(description | {"outputs": None})):  # fmt: skip
         shutil.copytree(folders / "classifier-onnx", tmp_path / "changed")
         (tmp_path / "changed" / "engine.json").write_text(text)

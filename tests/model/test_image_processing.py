@@ -264,7 +264,7 @@ def test_batches_and_nested_lists_are_prepared_image_by_image(backend: type) -> 
 def test_an_array_that_can_be_read_in_two_layouts_is_asked_about(backend: type) -> None:
     processor = backend(size=(31, 43))
     row = noise(1, 37, 3)  # ambiguous: a colour image of one row, or a grey image of width 3
-    with pytest.raises(ValueError, match=r"\(1, 37, 3\), with 1 or 3 channels expected.*give input_data_format"):
+    with pytest.raises(ValueError, match=r"\(1, 37, 3\): expected 1 or 3 channels.*give input_data_format"):
         processor(row)
     coloured = processor(row, input_data_format="channels_last", return_tensors="pt")["pixel_values"][0]
     assert torch.equal(coloured, prepare(processor, Image.fromarray(row)))

@@ -256,10 +256,10 @@ OLD_CLIP: dict[str, Any] = {
 def test_settings_of_another_class_are_refused_with_the_class_that_opens_them(kind: Any, tmp_path: Path) -> None:
     image = Image.fromarray(np.random.default_rng(3).integers(0, 256, (31, 67, 3), dtype=np.uint8))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(OLD_CLIP))
-    with pytest.raises(ValueError, match=r"of 'CLIPFeatureExtractor'.* Use AutoImageProcessor.from_pretrained"):
+    with pytest.raises(ValueError, match=r"to 'CLIPFeatureExtractor'.*: use AutoImageProcessor.from_pretrained"):
         kind.from_pretrained(tmp_path)
     theirs = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
-    with pytest.raises(ValueError, match="of 'CLIPImageProcessor'"):
+    with pytest.raises(ValueError, match="to 'CLIPImageProcessor'"):
         kind.from_dict(theirs.to_dict())
     # Our own processor would read `size` as both sides, not as the shorter side.
     settings = {name: value for name, value in OLD_CLIP.items() if not name.endswith("type")}

@@ -32,7 +32,8 @@ from plain_vit import (
     PlainViTForMaskedImageModeling,
     PlainViTModel,
 )
-from plain_vit.inference.adapters import LogitsOnly, token_reshaper
+from plain_vit.analysis import tokens_to_grid
+from plain_vit.inference.adapters import LogitsOnly
 from tests.conftest import randomize_
 from tests.releases import not_with_transformers
 from tests.tiny import SIZES, VARIATIONS, difference, pixels, tiny_config
@@ -394,12 +395,12 @@ def test_captum_attributes_through_the_adapter() -> None:
 def test_grad_cam_draws_maps_of_non_square_images_through_the_adapters() -> None:
     model = randomized(PlainViTForImageClassification(tiny_config(num_register_tokens=2)))
     layer = model.vit.layers[-1].layernorm_before
-    with GradCAM(LogitsOnly(model), [layer], reshape_transform=token_reshaper(model, 24, 56)) as cam:
+    with GradCAM(LogitsOnly(model), [layer], reshape_transform=tokens_to_grid(model, pixels())) as cam:
         maps = cam(input_tensor=pixels(), targets=[ClassifierOutputTarget(2)] * 2)
     assert maps.shape == (2, 24, 56)
     assert maps.max() > 0
     with pytest.raises(ValueError, match=r"use \(24, 56\)"):
-        token_reshaper(model, 25, 56)
+        tokens_to_grid(model, torch.zeros(1, 3, 25, 56))
 
 
 @pytest.mark.parametrize("size", [(24, 56), (32, 32)])

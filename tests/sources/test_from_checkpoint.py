@@ -184,7 +184,7 @@ def test_size_and_file_of_a_model_without_a_position_table_are_asked_for(tmp_pat
         ({"patch_size": (11, 7)}, "a patch has 105 numbers"),
         ({"num_channels": 2}, "a patch has 105 numbers"),
         ({"image_size": (28, 28)}, "has 20 patches of .5, 7., and the positions are of 12"),
-        ({"layout": "0.19.6"}, "the tensors are those of no plain ViT of vit-pytorch"),
+        ({"layout": "0.19.6"}, "the tensors match no plain ViT of vit-pytorch"),
     ],
 )
 def test_hints_that_cannot_be_are_refused(wrong: dict[str, Any], fault: str, tmp_path: Path) -> None:

@@ -206,6 +206,6 @@ def test_what_would_not_open_again_is_not_written(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(type(TORCHVISION), "write", forgetful)
     model = PlainViTForImageClassification(tiny_config(**TARGETS["torchvision"][1]))
-    with pytest.raises(ExportError, match="what was written cannot be opened again"):
+    with pytest.raises(ExportError, match="the exported checkpoint cannot be opened again"):
         to_checkpoint(model, tmp_path / "model.pth", format="torchvision")
     assert not [*tmp_path.glob("model*")]

@@ -193,7 +193,12 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, broken: str) -> Non
 @pytest.mark.parametrize(
     "fields, hints, error, words",
     [
-        ({"grid": (3, 5)}, {}, AmbiguousCheckpointError, "15 rows for patches, which are no square grid.*image_size"),
+        (
+            {"grid": (3, 5)},
+            {},
+            AmbiguousCheckpointError,
+            "15 rows for patches, which do not form a square grid.*image_size",
+        ),
         ({"positions": None}, {}, CheckpointError, "no table of positions, and vision_transformer computes none"),
         (
             {"names": BIG_VISION, "positions": None, "class_token": False},

@@ -102,9 +102,9 @@ CLAIMS = (
 NEUTRAL = (
     r"matches no known format \([^)]*\)", r"does not have the names of \w+",
     r"not the tensors of a model of timm that plain-vit opens, [^:]*:", r"it opens timm's [\w ,]*",
-    r"those of no plain ViT of vit-pytorch", r"expected one of transformers or plain-vit",
+    r"match no plain ViT of vit-pytorch", r"expected one of transformers or plain-vit",
     r"none of the \d+ architectures of timm's \w+ \(\w+\.py\)",
-    r"is none of \w+, of which", r", but of \w+(?: and \w+)*$",
+    r"is not an architecture of \w+, the format of", r", but of \w+(?: and \w+)*$",
     r"architecture='\w+' is of timm, but the tensors are of open_clip's own tower",
     r"which plain-vit does not open: it opens [\w, -]*", r"[Vv]ersion 4 of transformers", r"of transformers for \w+",
 )  # fmt: skip
@@ -654,7 +654,7 @@ def test_a_misspelt_architecture_is_called_unknown_and_those_spelt_alike_are_nam
         said = misspelt(name, draw)
         assert said not in known
         refusal = follow(Refused(path, (format,), {"architecture": name}, {"architecture": said}))
-        assert f"architecture='{said}' is none of {format}" in refusal
+        assert f"architecture='{said}' is not an architecture of {format}" in refusal
     owner = "torchvision" if format == "timm" else "timm"
     other = {"timm": "vit_b_16", "torchvision": "vit_base_patch16_224"}.get(format, "deit_base_patch16_224")
     refusal = follow(Refused(path, (format,), {}, {"architecture": other}))

@@ -11,10 +11,11 @@ from torch import nn
 from plain_vit import PlainViTConfig
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
 from plain_vit.conversion.registry import FORMATS
+from plain_vit.conversion.tables.compare_modules import differences, lost_fields
 from plain_vit.conversion.tables.engine import DROP_FIRST_AXIS, SPLIT_QKV, Row, revert
 from plain_vit.conversion.tables.format import Description, Format, Hints, Inference, StateDict, write_state_dict
 from plain_vit.conversion.tables.infer import head_counts, square_grid
-from plain_vit.errors import AmbiguousCheckpointError
+from plain_vit.errors import AmbiguousCheckpointError, ExportError
 from tests.conftest import randomize_
 from tests.tiny import difference
 
@@ -25,7 +26,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.before, self.after, self.act = nn.LayerNorm(width), nn.LayerNorm(width), nn.GELU()
         self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
 
@@ -33,7 +34,7 @@ class Block(nn.Module):
         q, k, v = self.mix(self.before(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         scores = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
         x = x + self.out((scores @ v).transpose(1, 2).flatten(2))
-        return x + self.down(nn.functional.gelu(self.up(self.after(x))))
+        return x + self.down(self.act(self.up(self.after(x))))
 
 
 class Sixth(nn.Module):
@@ -58,6 +59,21 @@ class Sixth(nn.Module):
         return self.answer(self.last(x)[:, 0])
 
 
+# What the constructor takes, in our words. All else is fixed in its code, and so in `config_of`.
+ARGUMENTS = "image_size", "patch_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_labels"
+
+
+def config_of(**arguments: Any) -> PlainViTConfig:
+    """Return our config of the package's model with these arguments."""
+    return PlainViTConfig(**arguments, intermediate_size=3 * arguments["hidden_size"], layer_norm_eps=1e-5)
+
+
+def check_represented(config: PlainViTConfig) -> None:
+    """Refuse a model that the package would compute otherwise, although its tensors may fit."""
+    if lost := lost_fields(config, lambda: config_of(**{name: getattr(config, name) for name in ARGUMENTS})):
+        raise ExportError("sixth cannot represent this model:", lost)
+
+
 class SixthFormat(Format):
     name = "sixth"
     suffixes = (".pt", ".safetensors")
@@ -70,23 +86,25 @@ class SixthFormat(Format):
 
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:
         known = Hints(num_attention_heads=module.get_submodule("body.0").heads)
-        return self.describe_checkpoint(module.state_dict(), {}, known)
+        described = self.describe_checkpoint(module.state_dict(), {}, known)
+        with torch.device("meta"):
+            rebuilt = self.build_module(described.config, None)
+        if faults := differences(module, rebuilt, {}, ()):  # a layer that was replaced, another epsilon
+            raise ExportError("plain-vit does not know parts of this sixth model:", faults)
+        return described
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
-        width, channels, patch, _ = tensors["cut.weight"].shape
+        width, _, patch, _ = tensors["cut.weight"].shape
         if hints.num_attention_heads is None:
             raise AmbiguousCheckpointError("sixth shows no heads; give", {"num_attention_heads": head_counts(width)})
         grid = square_grid(tensors["places"].shape[1] - 1)
         assert grid is not None
-        config = PlainViTConfig(
+        config = config_of(
             hidden_size=width,
             num_hidden_layers=len({name.split(".")[1] for name in tensors if name.startswith("body.")}),
             num_attention_heads=hints.num_attention_heads,
-            intermediate_size=tensors["body.0.up.weight"].shape[0],
             image_size=grid[0] * patch,
             patch_size=patch,
-            num_channels=channels,
-            layer_norm_eps=1e-5,
             num_labels=tensors["answer.weight"].shape[0],
         )
         code = [Inference(field, getattr(config, field), "sixth, the only value in this code")
@@ -110,6 +128,7 @@ class SixthFormat(Format):
         ]
 
     def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
+        check_represented(config)
         return Sixth(
             config.image_shape[0],
             config.patch_shape[0],
@@ -122,6 +141,7 @@ class SixthFormat(Format):
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
     ) -> None:
+        check_represented(config)
         write_state_dict(revert(self.rows(config, layout), tensors, config), path)
 
 
@@ -157,6 +177,21 @@ def test_a_sixth_source_goes_in_and_out_as_a_file(sixth: Sixth, tmp_path: Path) 
     to_checkpoint(converted.model, tmp_path / "again.pt", format="sixth")
     again = torch.load(tmp_path / "again.pt")
     assert all(torch.equal(tensor, again[name]) for name, tensor in sixth.state_dict().items())
+
+
+@pytest.mark.parametrize("fields", [{"hidden_act": "relu"}, {"layer_norm_eps": 1e-3}, {"intermediate_size": 96}])
+def test_a_sixth_source_does_not_take_another_model(fields: dict[str, Any], sixth: Sixth, tmp_path: Path) -> None:
+    model = from_module(sixth)
+    other = type(model)(PlainViTConfig(**{**model.config.to_dict(), **fields}))  # the same names of tensors
+    for export in (lambda: to_module(other, "sixth"), lambda: to_checkpoint(other, tmp_path / "x.pt", format="sixth")):
+        with pytest.raises(ExportError, match=f"{next(iter(fields))}={next(iter(fields.values()))!r}"):
+            export()
+    assert not [*tmp_path.iterdir()]
+    changed = {"hidden_act": ("act", nn.ReLU()), "layer_norm_eps": ("after", nn.LayerNorm(24, 1e-3))}
+    if changing := changed.get(next(iter(fields))):
+        setattr(sixth.body[1], *changing)
+        with pytest.raises(ExportError, match=f"body.1.{changing[0]}"):
+            from_module(sixth)
 
 
 def test_a_source_that_lacks_a_method_cannot_be_made() -> None:

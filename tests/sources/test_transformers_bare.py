@@ -197,7 +197,9 @@ def test_what_the_caller_says_is_checked(tmp_path: Path) -> None:
     module = tiny_transformers("ViTForImageClassification")
     path, truth = bare_file(module, tmp_path), truth_of(module)
     del truth["patch_size"]
-    with pytest.raises(CheckpointError, match="Clasification' is none of.*did you mean 'ViTForImageClassification'"):
+    with pytest.raises(
+        CheckpointError, match="Clasification' is not an architecture of.*did you mean 'ViTForImageClassification'"
+    ):
         from_checkpoint(path, architecture="ViTForImageClasification")
     with pytest.raises(CheckpointError, match="ViTModel and DeiTModel"):
         from_checkpoint(path, architecture="ViTModel", layout="DeiTModel")

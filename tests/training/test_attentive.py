@@ -260,7 +260,7 @@ def test_tokens_that_float16_does_not_hold_and_missing_images_are_refused(tmp_pa
 
 
 def test_models_of_others_have_no_attentive_probe() -> None:
-    with pytest.raises(TrainingError, match="PlainViTModel is none: convert the model with `plain-vit convert` first"):
+    with pytest.raises(TrainingError, match="PlainViTModel: convert it with `plain-vit convert` first"):
         attentive_classifier(PlainViTModel(tiny_config()))
 
 
@@ -279,8 +279,8 @@ def test_the_script_votes_and_leaves_the_model_of_the_attentive_probe(
     out = tmp_path / "out"
     rates = ("--learning_rates", 0.003, 0.03)
     first = script.probe(arguments_of(model_folder, out, "--mode", "attentive", *rates))
-    monkeypatch.setattr(script, "extract_features", None)
-    monkeypatch.setattr(script, "write_tokens", None)
+    monkeypatch.setattr(script.probing, "extract_features", None)
+    monkeypatch.setattr(script.probing, "write_tokens", None)
     results = script.probe(arguments_of(model_folder, out, "--mode", "knn", "--neighbors", 1, 7))
     assert results["attentive"] == first["attentive"]
     assert list(results["knn"]) == ["1", "7"]
@@ -302,6 +302,6 @@ def test_the_script_votes_and_leaves_the_model_of_the_attentive_probe(
 def test_the_script_refuses_images_of_many_shapes_before_their_features(model_folder: Path, tmp_path: Path) -> None:
     model = shutil.copytree(model_folder, tmp_path / "model")
     PlainViTImageProcessor(patch_size=8, max_num_patches=12).save_pretrained(model)
-    with pytest.raises(TrainingError, match="reads equally many patches of every image"):
+    with pytest.raises(TrainingError, match="needs the same number of patches in every image"):
         script.probe(arguments_of(model, tmp_path / "out", "--mode", "attentive"))
     assert not (tmp_path / "out").exists()

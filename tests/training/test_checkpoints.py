@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from plain_vit.errors import OutputError
+from plain_vit.errors import OutputError, OutputExistsError
 from plain_vit.files.manifest import manifest_problem, write_manifest
 from plain_vit.training.hardware.processes import start_accelerator
 from plain_vit.training.run import folder as run_folder
@@ -90,6 +90,46 @@ def test_killed_at_random_moments_the_newest_checkpoint_is_whole(tmp_path: Path)
         assert all((moment == progress["step"]).all() for moment in moments)
         saved.value = progress["step"]
         run.release()
+
+
+def killed_while_completing(path: Path, step: int) -> None:
+    """Save checkpoints up to this step, in the completion of which the process is killed."""
+
+    def killed(folder: Path) -> None:
+        if folder.name.endswith(f"step_{step:08d}"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        write_manifest(folder)
+
+    run_folder.write_manifest = killed
+    run, *_ = prepared(path, resume=False)
+    run.begin()
+    for each in range(1, step + 1):
+        run.save({"step": each}, keep=2)
+    run.finish_saving()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("step", [1, 2])
+def test_what_a_kill_leaves_of_an_incomplete_checkpoint_is_deleted(step: int, resume: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    child = processes.Process(target=killed_while_completing, args=(folder, step), daemon=True)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    names = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert f".plain-vit-new.step_{step:08d}" in names
+    if step == 1:  # without a checkpoint, the run counts as none, with any options
+        accelerator = start_accelerator(num_processes=1, gradient_accumulation_steps=1, mixed_precision="no")
+        run = RunFolder(folder, accelerator, {"seed": 2}, resume=resume)
+        assert run.begin() is None
+        assert not (folder / "checkpoints").exists()
+    elif resume:
+        run, *_ = prepared(folder, resume=True)
+        assert run.begin() == {"step": 1}
+        assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_00000001"]
+    else:
+        with pytest.raises(OutputExistsError, match="is not empty"):
+            prepared(folder, resume=False)
 
 
 def test_checkpoint_is_completed_while_training_goes_on(tmp_path, monkeypatch):

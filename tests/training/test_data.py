@@ -358,8 +358,9 @@ def test_test_split_with_secret_labels_is_left_out_unless_named(tmp_path):
         ("./nothing/here", "no file or folder"),
         ("/nothing/here", "no file or folder"),
         ("images.parquet", "no file or folder"),
-        ("nobody/nothing", "Available offline: digits and glyphs"),
-        ("digitz", "Available offline: digits and glyphs"),
+        ("nobody/nothing", "Available offline: digits, glyphs"),
+        ("digitz", "folders of save_to_disk; did you mean 'digits'\\?$"),
+        ("cifar10", "folders of save_to_disk\\.$"),
     ],
 )
 def test_unknown_set_is_refused(name, message):

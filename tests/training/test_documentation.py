@@ -2,12 +2,14 @@
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
-from plain_vit.training.arguments import parse_arguments
-from plain_vit.training.data.benchmarks import BENCHMARKS
+from plain_vit.training.arguments import ImageOptions, parse_arguments
+from plain_vit.training.data import EMBEDDED
+from plain_vit.training.data.benchmarks import BENCHMARKS, Benchmark
 from tests import ROOT
 from tests.project.test_documentation import BLOCK
 from tests.training.runs import open_script
@@ -54,6 +56,19 @@ def test_every_training_command_is_understood_by_its_script():
             share = processes * arguments.gradient_accumulation_steps
             assert arguments.batch_size % share == 0
     assert seen == ARGUMENTS.keys()
+
+
+def test_help_and_page_name_every_dataset_with_a_short_name():
+    said = ImageOptions.__dataclass_fields__["dataset"].metadata["help"]
+    names = [*EMBEDDED, *(name for name in BENCHMARKS if name != "fashion-mnist")]
+    assert {*names} <= {*re.split("[,;] ", said)}
+    page = (ROOT / "docs" / "reference" / "datasets.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in page.partition("\n## ")[0] for name in EMBEDDED)
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| `([\w/-]+)`.* \| `(\w+)`, `(\w+)`.* \| `([\w+]+)`.*, `(\w+)`", page, re.MULTILINE
+    )
+    found = {name: Benchmark(*described) for name, *described in rows}
+    assert found == {name: replace(BENCHMARKS[name], package=None) for name in names if name in BENCHMARKS}
 
 
 def test_counts_of_steps_are_those_of_the_recipes():

@@ -161,7 +161,7 @@ def test_dry_run_of_sharded_weights_divides_what_one_process_would_hold(options,
     assert "buffers of weights and gradients that processes exchange" in shared["how estimated"]
     assert shared["a checkpoint"] == alone["a checkpoint"]
     parameters = sum(tensor.numel() for tensor in weights_of(Path(options["model"])).values())
-    assert float(shared["weights"].partition(" kB")[0]) * 1000 == pytest.approx(4 * parameters / 2, rel=0.1)
+    assert float(shared["weights"].partition(" KB")[0]) * 1000 == pytest.approx(4 * parameters / 2, rel=0.1)
 
 
 def rows_of(output: str) -> dict[str, str]:

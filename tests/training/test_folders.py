@@ -1,4 +1,4 @@
-"""Image folders: the split and class of each image, and a cache that detects every change."""
+"""Image folders: the split and class of each image, and the files that hold the rows."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from torchvision.datasets import ImageFolder
 from plain_vit.errors import DataError
 from plain_vit.training.data import folders, load_classification_data
 from plain_vit.training.data.datasets import load_images, load_images_and_labels, load_labelled_split, load_splits
-from plain_vit.training.data.folders import FolderCache, list_folder, open_folder
+from plain_vit.training.data.folders import open_folder
 from tests.processes import processes
 from tests.sizes import draws
 
@@ -33,21 +33,6 @@ FILES = ["1.jpg", "2.JPEG", "10.png", "a b.PnG", "train_1.jpg", "test-2.webp", "
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(folders, "SETTLED", 0)  # folders of tests are never older than two seconds
-
-
-@pytest.fixture
-def scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that records the scanned image folders."""
-    scanned: list[str] = []
-    scandir = os.scandir
-
-    def note(path: Any) -> Any:
-        scanned.extend([str(path)] * str(path).startswith(str(tmp_path / "images")))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", note)
-    return scanned
 
 
 def make(root: Path, *files: str) -> Path:
@@ -469,12 +454,17 @@ def test_name_that_is_not_utf8_is_named(tmp_path):
 # The cache
 
 
-def test_unchanged_folder_is_scanned_once(tmp_path, scans):
+def cached_files() -> list[Path]:
+    return sorted(Path(datasets.config.HF_DATASETS_CACHE, folders.CACHE).glob("*.arrow"))
+
+
+def test_rows_of_an_unchanged_folder_are_written_once(tmp_path):
     root = make(tmp_path / "images", *TREES["splits"])
     first = rows_of(open_folder(root).rows)
-    done = len(scans)
-    assert done == 10
-    assert (rows_of(open_folder(root).rows), len(scans)) == (first, done)
+    written = [(file, file.stat().st_ino) for file in cached_files()]
+    assert len(written) == 3
+    assert rows_of(open_folder(root).rows) == first
+    assert [(file, file.stat().st_ino) for file in cached_files()] == written
     assert rows_of(open_folder(root, ["all"]).rows) != first, "other splits are other rows"
 
 
@@ -506,28 +496,16 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_every_change_is_noticed(name, tmp_path, scans):
+def test_every_change_is_noticed(name, tmp_path):
     root = make(tmp_path / "images", *TREES["splits"], "train/a/2.jpg", "train/b/2.jpg", "train/c/2.jpg")
     os.utime(root / "train/a", ns=(0, 0))
     before = open_folder(root).rows
     kept = rows_of(before)
-    scans.clear()
     CHANGES[name](root)
     after = open_folder(root).rows
-    assert scans
     assert_rows_of_datasets(root, after)
     assert rows_of(before) == kept
     assert rows_of(pickle.loads(pickle.dumps(before))) == kept, "what a worker of an older run opens"
-
-
-def test_folder_that_has_just_changed_is_scanned_again(tmp_path, scans, monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    root = make(tmp_path / "images", "a/1.jpg", "b/1.jpg")
-    open_folder(root)
-    assert FolderCache(root).read() is None
-    stamps = list_folder(root).stamps
-    assert stamps == {"": None, "a": None, "b": None}
 
 
 def flip(path: Path, position: int) -> None:
@@ -539,27 +517,24 @@ def flip(path: Path, position: int) -> None:
 def test_damaged_cache_is_written_anew(tmp_path):
     root = make(tmp_path / "images", *TREES["splits"])
     expected = rows_of(open_folder(root).rows)
-    cache = FolderCache(root)
-    files = sorted(path for path in cache.path.rglob("*") if path.is_file() and path.name != "lock")
-    assert len(files) == 6  # the index, three splits, rows.json and the manifest
-    for path in files:
+    assert len(cached_files()) == 3
+    for path in cached_files():
         whole = path.read_bytes()
         for damage in (0, len(whole) // 2, len(whole) - 1):
             flip(path, damage)
             assert rows_of(open_folder(root).rows) == expected, (path, damage)
-            assert cache.read() is not None
-        for content in (b"", b"[]", b"null"):
-            path.write_bytes(content)
-            assert rows_of(open_folder(root).rows) == expected
+            assert path.read_bytes() == whole
+        path.write_bytes(b"")
+        assert rows_of(open_folder(root).rows) == expected
         path.unlink()
         assert rows_of(open_folder(root).rows) == expected
-        assert cache.read() is not None
+        assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("owner, name, error", [
     (Path, "mkdir", PermissionError(13, "Permission denied")),
     (Path, "mkdir", OSError(30, "Read-only file system")),
-    (folders, "_write_rows", OSError(28, "No space left on device")),
+    (Path, "write_bytes", OSError(28, "No space left on device")),
 ])  # fmt: skip
 def test_cache_that_cannot_be_written_is_no_error(owner, name, error, tmp_path, monkeypatch):
     root = make(tmp_path / "images", *TREES["splits"])
@@ -570,37 +545,29 @@ def test_cache_that_cannot_be_written_is_no_error(owner, name, error, tmp_path, 
     monkeypatch.setattr(owner, name, refuse)
     with pytest.warns(UserWarning, match=f"is not cached: .*{error.strerror}"):
         splits = open_folder(root).rows
-    assert FolderCache(root).read() is None
+    assert not cached_files()
     monkeypatch.undo()
     assert_rows_of_datasets(root, splits)
     assert rows_of(pickle.loads(pickle.dumps(splits))) == rows_of(splits)
 
 
-def scan_and_count(root: Path, counted: Path, start: Any) -> None:
-    scan = folders.list_folder
-
-    def count(path: Path) -> Any:
-        (counted / str(os.getpid())).write_text("")
-        return scan(path)
-
-    folders.list_folder = count
+def open_and_write(root: Path, found: Path, start: Any) -> None:
     start.wait()
-    (counted / f"rows of {os.getpid()}").write_text(json.dumps(rows_of(open_folder(root).rows)))
+    (found / f"rows of {os.getpid()}").write_text(json.dumps(rows_of(open_folder(root).rows)))
 
 
-def test_one_of_several_processes_scans(tmp_path):
+def test_several_processes_open_the_same_files(tmp_path):
     root = make(tmp_path / "images", *TREES["splits"])
-    (counted := tmp_path / "counted").mkdir()
+    (found := tmp_path / "found").mkdir()
     start = processes.Barrier(4)
-    children = [processes.Process(target=scan_and_count, args=(root, counted, start)) for _ in range(4)]
+    children = [processes.Process(target=open_and_write, args=(root, found, start)) for _ in range(4)]
     for child in children:
         child.start()
     for child in children:
         child.join()
     assert [child.exitcode for child in children] == [0] * 4
-    results = {path.read_text() for path in counted.glob("rows of *")}
-    assert len(results) == 1
-    assert len([*counted.iterdir()]) == 4 + 1
+    assert len({path.read_text() for path in found.glob("rows of *")}) == 1
+    assert len(cached_files()) == 3
 
 
 def test_rows_are_not_copied_into_workers(tmp_path):

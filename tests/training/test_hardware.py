@@ -89,9 +89,7 @@ def test_size_of_evaluated_batches_is_that_of_each_process(processes, tmp_path, 
     arguments = script.FinetuneArguments(
         model=str(folder), dataset="digits", output_dir=str(tmp_path / "run"), eval_batch_size=7
     )
-    accelerator = start_accelerator(num_processes=1, mixed_precision="no")
-    data = script.open_data(arguments)
-    _, image_processor, _ = script.make_models(arguments, data)
-    monkeypatch.setattr(type(accelerator), "num_processes", property(lambda self: processes))
-    loader, _ = script.evaluation_batches(arguments, data, image_processor, accelerator, {})
+    run = script.FineTuning(arguments)
+    monkeypatch.setattr(type(run.accelerator), "num_processes", property(lambda self: processes))
+    loader, _ = run.evaluation_batches()
     assert len(next(iter(loader))["labels"]) == 7

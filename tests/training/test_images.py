@@ -26,10 +26,8 @@ from torchvision.transforms import InterpolationMode, v2
 from transformers import ViTImageProcessor
 
 from plain_vit import PlainViTImageProcessor
-from plain_vit.analysis.photographs import read_image
 from plain_vit.errors import DataError, TrainingError
-from plain_vit.files.images import decoding
-from plain_vit.inference import calibration
+from plain_vit.files.images import decoding, read_image
 from plain_vit.training.data import augmentation
 from plain_vit.training.data.augmentation import AugmentedImages, CroppedImage, training_transform
 from plain_vit.training.data.decoding import ProcessedImages, as_files, decode_image, open_stored, read_rows, try_image
@@ -249,8 +247,7 @@ def test_what_pillow_warns_of_in_a_damaged_file_is_not_shown():
 
 READERS: dict[str, Callable[[Path], object]] = {
     "training": lambda path: raised(try_image({"bytes": None, "path": str(path)}, "")[1]),
-    "analysis": read_image,
-    "calibration": calibration.read_image,
+    "analysis and calibration": read_image,
 }
 
 

@@ -107,7 +107,7 @@ def test_model_of_many_sizes_is_not_trained_as_if_they_were_one(run, folder, tmp
     with pytest.raises(TrainingError, match="add --native_aspect_ratio"):
         run("refused", model=str(folder), native_aspect_ratio=False, max_num_patches=None)
     options = {"model": str(folder), "dataset": "digits", "output_dir": str(tmp_path / "pretrained"), "steps": 1}
-    with pytest.raises(TrainingError, match="masked in images of one size"):
+    with pytest.raises(TrainingError, match="needs images of one size"):
         pretrain(**options)
 
 

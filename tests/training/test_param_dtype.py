@@ -232,8 +232,8 @@ def test_stock_model_and_masked_prediction_train_with_it(run: Any, model_folder:
     ("options", "message"),
     [
         ({"mixed_precision": "no"}, "param_dtype bf16 needs mixed_precision bf16"),
-        ({"compile": True}, "With compile, weights are cast once as it is: omit --param_dtype"),
-        ({"shard": True}, "With shard, weights are cast once as it is: omit --param_dtype"),
+        ({"compile": True}, "With compile, weights are already cast once: omit --param_dtype"),
+        ({"shard": True}, "With shard, weights are already cast once: omit --param_dtype"),
     ],
 )
 def test_what_it_does_not_go_with_is_refused(run: Any, options: dict[str, Any], message: str) -> None:

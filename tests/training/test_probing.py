@@ -79,8 +79,6 @@ def test_shots_are_as_many_of_each_class_and_seeded():
     assert not torch.equal(rows, choose_shots(labels, 3, 4, seed=2))
     with pytest.raises(DataError, match="Class 1 has 10 training images, fewer than 11"):
         choose_shots(torch.cat([labels, torch.tensor([0, 2])]), 3, 11, seed=0)
-    with pytest.raises(TrainingError, match="1 or more shots: got 0"):
-        choose_shots(labels, 3, 0, seed=0)
 
 
 def test_more_shots_tell_more_and_each_seed_is_one_answer():
@@ -213,7 +211,7 @@ def test_probe_leaves_a_model_with_the_accuracy_it_reports_and_features_that_are
     answers = model.classifier(stored["test.values"]).argmax(1)
     assert (answers == stored["test.labels"]).double().mean().item() == results["linear"]["test_accuracy"]
 
-    monkeypatch.setattr(script, "extract_features", None)
+    monkeypatch.setattr(script.probing, "extract_features", None)
     again = script.probe(arguments_of(model_folder, out, "--recipe", "few-shot", "--shots", 2))
     assert again["few_shot"]["2"] == results["few_shot"]["2"]
     assert again["linear"] == results["linear"], "which the later probe did not compute"
@@ -247,7 +245,7 @@ def test_results_of_other_settings_are_not_in_one_table_and_each_is_kept_at_once
         few = [results_of("few_shot", "--shots", count, "--seeds", *seeds) for count in (1, 2)[-len(shots) :]][-1]
         assert few["few_shot"].keys() == shots
         assert few["settings"] == {**other["settings"], "few_shot": {"seeds": [*seeds], "l2": 1024.0}}
-    monkeypatch.setattr(script, "few_shot_accuracies", None)
+    monkeypatch.setattr(script.probing, "few_shot_accuracies", None)
     with pytest.raises(TypeError):
         results_of("both", "--shots", 1)
     kept = json.loads((tmp_path / "out" / "results.json").read_text())

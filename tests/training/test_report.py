@@ -33,7 +33,7 @@ from transformers import (
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.analysis import attention_maps, position_similarity
 from plain_vit.analysis.page import html_page
-from plain_vit.errors import HubError, TrainingError
+from plain_vit.errors import HubError, TrainingError, in_bytes
 from plain_vit.hub.card import ModelFacts, write_card
 from plain_vit.hub.markdown import code, plain
 from plain_vit.training.data import load_splits
@@ -44,7 +44,7 @@ from plain_vit.training.reports.publishing import training_facts
 from plain_vit.training.reports.report import environment
 from plain_vit.training.reports.snapshots import look
 from plain_vit.training.run import progress as progress_module
-from plain_vit.training.run.dry_run import Needs, describe_needs, measure_needs, size
+from plain_vit.training.run.dry_run import Needs, describe_needs, measure_needs
 from plain_vit.training.run.folder import read_log
 from plain_vit.training.run.progress import Progress
 from plain_vit.training.run.trackers import TRACKERS, start_trackers, tracker_names
@@ -634,11 +634,11 @@ def test_dry_run_says_what_the_run_then_does_and_writes_nothing(model_folder, tm
     (checkpoint,) = (run / "checkpoints").iterdir()
     files = {file.name: file.stat().st_size for file in checkpoint.iterdir()}
     weights = sum(tensor.nbytes for tensor in load_file(checkpoint / "model.safetensors").values())
-    assert said["weights"] == said["gradients"] == said["moving average"] == size(weights)
+    assert said["weights"] == said["gradients"] == said["moving average"] == in_bytes(weights)
     # Besides values, the files contain random states, and the names and settings of 70 parameters.
     stated = said["a checkpoint"].removeprefix("about ")
-    assert stated.endswith(" kB")
-    assert 0 < sum(files.values()) - float(stated.removesuffix(" kB")) * 1000 < 80_000
+    assert stated.endswith(" KB")
+    assert 0 < sum(files.values()) - float(stated.removesuffix(" KB")) * 1000 < 80_000
 
 
 def test_needs_are_what_a_model_of_known_layers_takes():

@@ -138,7 +138,7 @@ def test_labels_that_do_not_fit_are_refused(problem, kind, label_of, says, tmp_p
 @pytest.mark.parametrize(
     ("problem", "kind", "label_of", "options", "says"),
     [
-        (REGRESSION, Value("float32"), float, {"max_images": 1}, "test split has one image, and R2 is of at least two"),
+        (REGRESSION, Value("float32"), float, {"max_images": 1}, "test split has one image, but R2 needs at least two"),
         (MULTI_LABEL, List(ClassLabel(names=["odd", "even"])), lambda digit: [0, 1] * (digit == 9), {},
          "None of the 4 images of the test split has a label"),
     ],

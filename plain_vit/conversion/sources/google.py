@@ -275,6 +275,7 @@ class GoogleFormat(Format):
 
     name = "google"
     suffixes: tuple[str, ...] = (".npz",)
+    heads = tuple(f"{prefix}head" for prefix in PREFIXES)
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether the arrays have Google's names."""
@@ -282,11 +283,6 @@ class GoogleFormat(Format):
             f"{prefix}embedding/kernel" in names and f"{prefix}Transformer/encoder_norm/scale" in names
             for prefix in PREFIXES
         )
-
-    def heads_in(self, tensors: StateDict) -> list[str]:
-        """Return the classifier, if it has tensors."""
-        places = [f"{prefix}head" for prefix in PREFIXES]
-        return [place for place in places if any(name.startswith(f"{place}/") for name in tensors)]
 
     def matches_module(self, module: nn.Module) -> bool:
         """Return False: Google's models are not torch modules."""
@@ -504,7 +500,7 @@ def _positions(
         grid = square_grid(rows - class_rows)
         if grid is None:
             raise AmbiguousCheckpointError(
-                f"{place} has {rows - class_rows} rows for patches, which are no square grid:",
+                f"{place} has {rows - class_rows} rows for patches, which do not form a square grid:",
                 {"image_size": ["(height, width)"]},
             )
         size = (grid[0] * height, grid[1] * width)

@@ -187,7 +187,7 @@ def _convert_group(
             faults.append(f"{described} makes {name!r} of shape {tuple(tensor.shape)}: expected {wanted}")
         elif not tensor.is_floating_point():
             faults.append(f"{described} makes {name!r} of dtype {tensor.dtype}: expected a floating one")
-        elif not _is_finite(tensor):
+        elif not is_finite(tensor):
             faults.append(f"{described} makes {name!r} with NaN or infinite values")
     return dict(zip(group.ours, converted, strict=True)), faults
 
@@ -211,7 +211,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _is_finite(tensor: torch.Tensor) -> bool:
+def is_finite(tensor: torch.Tensor) -> bool:
     """Return whether all values are finite. A finite sum, which is fast, nearly always proves it."""
     return tensor.device.type == "meta" or bool(tensor.sum(dtype=torch.float32).isfinite() or tensor.isfinite().all())
 

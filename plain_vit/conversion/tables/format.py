@@ -310,7 +310,11 @@ class Probes:
 
 
 class Format(ABC):
-    """A source of checkpoints: its tensor names, configuration and module."""
+    """A source of checkpoints: its tensor names, configuration and module.
+
+    Names and shapes do not prove that two models compute the same. `describe_module` finds replaced parts with
+    `compare_modules.differences`; `build_module` and `write` find what the source cannot represent with `lost_fields`.
+    """
 
     name: str
     suffixes: tuple[str, ...]  # of single-file checkpoints; empty if a checkpoint is a folder
@@ -340,7 +344,7 @@ class Format(ABC):
 
     def heads_in(self, tensors: StateDict) -> list[str]:
         """Return the modules of the classifier that have tensors."""
-        return [place for place in self.heads if any(name.startswith(f"{place}.") for name in tensors)]
+        return [place for place in self.heads if any(name.startswith((f"{place}.", f"{place}/")) for name in tensors)]
 
     def classifiers(self, tensors: StateDict) -> list[str]:
         """Return the modules of the classifier; it opens only if each is one dense layer with a bias."""
@@ -459,6 +463,9 @@ class Format(ABC):
 
         Returns:
             The layout written, if the tensors alone may not show it.
+
+        Raises:
+            ExportError: lists every part that the format cannot represent.
         """
 
 

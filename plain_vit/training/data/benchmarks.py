@@ -1,4 +1,7 @@
-"""Benchmark datasets by short name: Hub repositories, columns, and the splits used in the paper."""
+"""Benchmark datasets by short name: Hub repositories, columns, and the splits used in the paper.
+
+The help of `--dataset` (`ImageOptions` in `training/arguments.py`) and docs/reference/datasets.md name them too.
+"""
 
 from dataclasses import dataclass
 

@@ -6,25 +6,23 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL.Image
 from huggingface_hub import DatasetCard, HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from yaml import YAMLError
 
-from ...errors import DataError, PlainViTError, counted, few, listed
+from ...errors import DataError, PlainViTError, counted, did_you_mean, few, listed
 from ...files.staging import full_disk
 from ...system.extras import needs
 from .benchmarks import BENCHMARKS, Benchmark
 from .decoding import RefusedImages, as_files
 from .folders import ENDINGS, Opened, open_folder, split_name
 from .glyphs import CHARACTERS, render_glyphs
-from .idx import holds_idx, load_idx
+from .idx import dataset_of_pixels, holds_idx, load_idx
 from .layout import ALL, NAMES_OF
 from .splits import carve, few_shots, some_rows
 from .targets import check_evaluated, label_type_error, whole_numbers, with_vectors
@@ -75,8 +73,8 @@ def load_digits() -> DatasetDict:
     )
     names = [str(digit) for digit in range(10)]
     return DatasetDict(
-        train=_dataset_of_pixels(pixels[train], digits.target[train], names),
-        test=_dataset_of_pixels(pixels[test], digits.target[test], names),
+        train=dataset_of_pixels(pixels[train], digits.target[train], names),
+        test=dataset_of_pixels(pixels[test], digits.target[test], names),
     )
 
 
@@ -85,25 +83,13 @@ def load_glyphs() -> DatasetDict:
     names = list(CHARACTERS)
     return DatasetDict(
         {
-            split: _dataset_of_pixels(*render_glyphs(count * len(names), seed=seed), names)
+            split: dataset_of_pixels(*render_glyphs(count * len(names), seed=seed), names)
             for seed, (split, count) in enumerate(GLYPHS_PER_CLASS.items())
         }
     )
 
 
 EMBEDDED: dict[str, Callable[[], DatasetDict]] = {"digits": load_digits, "glyphs": load_glyphs}
-
-
-def _dataset_of_pixels(pixels: np.ndarray, labels: np.ndarray, names: list[str]) -> Dataset:
-    features = Features({"image": Image(), "label": ClassLabel(names=names)})
-    images = [{"bytes": _png(image), "path": None} for image in pixels]
-    return Dataset.from_dict({"image": images, "label": labels.tolist()}, features=features)
-
-
-def _png(pixels: np.ndarray) -> bytes:
-    file = BytesIO()
-    PIL.Image.fromarray(pixels).save(file, format="png", compress_level=1)
-    return file.getvalue()
 
 
 def load_splits(
@@ -117,7 +103,7 @@ def load_splits(
     """Open a built-in dataset, a local one, or one from the Hub.
 
     Args:
-        name: `digits` or `glyphs`; a folder with one sub-folder per class (or per split, and per class in each); a
+        name: one of `EMBEDDED`; a folder with one sub-folder per class (or per split, and per class in each); a
             parquet file; a folder of parquet files or webdataset shards, named after their splits; a folder written by
             `save_to_disk`; a folder with the four IDX files of a dataset like MNIST; one of `BENCHMARKS`, read from its
             package if that is installed; or a dataset on the Hub.
@@ -221,7 +207,9 @@ def _what_opens(known: Benchmark) -> str:
             f"Install the package {known.package.name} of Debian, which contains it: `apt-get install "
             f"{known.package.name}`. It is read from {known.package.folder}."
         )
-    return f"Available offline: {' and '.join(EMBEDDED)}, image folders, parquet files and folders of save_to_disk."
+    is_short = known in BENCHMARKS.values()
+    near = "." if is_short else did_you_mean(known.repository, [*EMBEDDED, *BENCHMARKS]) or "."
+    return f"Available offline: {', '.join(EMBEDDED)}, image folders, parquet files, folders of save_to_disk{near}"
 
 
 def _load_folder(
@@ -253,7 +241,7 @@ def _load_files(path: Path, streaming: bool, chosen: Sequence[str], option: str)
         return _streamed(load_idx(path)) if streaming else load_idx(path)
     opened = open_folder(path, chosen, option)
     if opened.rows is not None:
-        return _streamed_images(opened.rows) if streaming else opened.rows
+        return _streamed(opened.rows) if streaming else opened.rows
     if opened.builder is not None:
         return _built(opened, streaming)
     raise DataError(
@@ -317,18 +305,6 @@ def _streamed(splits: DatasetDict) -> IterableDatasetDict:
     return _with_sizes(IterableDatasetDict(streams), {name: len(split) for name, split in splits.items()})
 
 
-def _streamed_images(splits: DatasetDict) -> IterableDatasetDict:
-    """Stream the rows of an image folder; each file is a shard."""
-    streams = {}
-    for name, split in splits.items():
-        table = split.with_format("arrow")[:]
-        paths = [image["path"] for image in table["image"].to_pylist()]
-        labels = table["label"].to_pylist() if "label" in split.features else paths
-        rows = {"paths": paths, "labels": labels, "columns": tuple(split.features)}
-        streams[name] = IterableDataset.from_generator(_image_rows, features=split.features, gen_kwargs=rows)
-    return _with_sizes(IterableDatasetDict(streams), {name: len(split) for name, split in splits.items()})
-
-
 def _with_sizes(streams: IterableDatasetDict, sizes: Mapping[str, int]) -> IterableDatasetDict:
     """Store the number of rows in each stream, where `_stream_size` looks for it."""
     for name, stream in streams.items():
@@ -338,12 +314,6 @@ def _with_sizes(streams: IterableDatasetDict, sizes: Mapping[str, int]) -> Itera
         stream.info.splits = SplitDict({str(split): SplitInfo(str(split), num_examples=sizes[name])})
         stream._split = split
     return streams
-
-
-def _image_rows(paths: list[str], labels: list[Any], columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    for path, label in zip(paths, labels, strict=True):
-        row = {"image": {"bytes": None, "path": path}, "label": label}
-        yield {column: row[column] for column in columns}
 
 
 def _parquet_rows(file: str) -> int:
@@ -412,7 +382,7 @@ def _find_column(features: Features, role: str, asked: str | None, wanted: type)
         which = f"of type {wanted.__name__}"
         if fitting and not isinstance(features[fitting[0]], wanted):
             which = "that may be meant,"
-        raise DataError(f"There is {found} {which} among {columns}: give one with {option}.")
+        raise DataError(f"Found {found} {which} among {columns}: give one with {option}.")
     if asked not in features:
         raise DataError(f"There is no column {asked!r}, only {columns}: correct {option}.")
     # Labels may also be numbers or strings, which are converted to classes.
@@ -463,9 +433,9 @@ class ImageClassificationData:
 
 
 def load_classification_data(
-    name: str,
+    dataset: str,
     *,
-    subset: str | None = None,
+    dataset_subset: str | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
     train_split: str | None = None,
@@ -485,8 +455,8 @@ def load_classification_data(
     The columns and splits of `BENCHMARKS` are predefined, and can be overridden.
 
     Args:
-        name: see `load_splits`.
-        subset: see `load_splits`.
+        dataset: see `load_splits`.
+        dataset_subset: see `load_splits`.
         image_column: see `find_columns`.
         label_column: see `find_columns`.
         train_split: the training split (default: `train`); combine several with `+`.
@@ -511,11 +481,11 @@ def load_classification_data(
         raise DataError(f"validation_fraction is {validation_fraction}: expected at least 0 and less than 1.")
     if streaming and (validation_fraction or shots_per_class is not None or max_images is not None):
         raise DataError("A stream cannot be split: omit --validation_fraction, --shots_per_class and --max_images.")
-    if known := _benchmark(name):
+    if known := _benchmark(dataset):
         image_column, label_column = image_column or known.image, label_column or known.label
         train_split, test_split = train_split or known.train, test_split or known.test
     asked = [*(train_split or "").split("+"), validation_split, test_split]
-    splits = load_splits(name, subset=subset, streaming=streaming, chosen=[*filter(None, asked)])
+    splits = load_splits(dataset, subset=dataset_subset, streaming=streaming, chosen=[*filter(None, asked)])
     chosen = _choose_splits(splits, train_split or "train", validation_split, test_split)
     if validation_fraction and "validation" in chosen:
         raise DataError("The dataset already has a validation split: omit --validation_fraction.")
@@ -580,10 +550,10 @@ def without_unreadable(
 
 
 def load_labelled_split(
-    name: str,
+    dataset: str,
     split: str | None = None,
     *,
-    subset: str | None = None,
+    dataset_subset: str | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
     label_names: str | None = None,
@@ -593,9 +563,9 @@ def load_labelled_split(
     """Open one split for evaluation.
 
     Args:
-        name: see `load_splits`.
+        dataset: see `load_splits`.
         split: the split (default: `test`, else the validation split, else the only one).
-        subset: see `load_splits`.
+        dataset_subset: see `load_splits`.
         image_column: see `find_columns`.
         label_column: see `find_columns`.
         label_names: a text file with one class per line, for labels that are plain numbers.
@@ -609,11 +579,11 @@ def load_labelled_split(
     Raises:
         DataError: The split or a column is unknown, or a label is outside its classes.
     """
-    if known := _benchmark(name):
+    if known := _benchmark(dataset):
         image_column, label_column = image_column or known.image, label_column or known.label
         split = split or known.test
     asked = [] if split is None else [split]
-    splits = load_splits(name, subset=subset, chosen=asked, option="--split")
+    splits = load_splits(dataset, subset=dataset_subset, chosen=asked, option="--split")
     rows = _one_split(splits, split, ("test", *VALIDATION_NAMES))
     single = problem_type == "single_label_classification"
     image_column, label_column = find_columns(rows.features, image=image_column, label=label_column, single=single)
@@ -634,10 +604,10 @@ def load_labelled_split(
 
 
 def load_images(
-    name: str,
+    dataset: str,
     split: str | None = None,
     *,
-    subset: str | None = None,
+    dataset_subset: str | None = None,
     image_column: str | None = None,
     streaming: bool = False,
     all_of_folder: bool = False,
@@ -645,9 +615,9 @@ def load_images(
     """Open the images of one split, without labels.
 
     Args:
-        name: see `load_splits`; an image folder needs no sub-folders.
+        dataset: see `load_splits`; an image folder needs no sub-folders.
         split: the split (default: `train`, else the only one).
-        subset: see `load_splits`.
+        dataset_subset: see `load_splits`.
         image_column: the image column, if there are several.
         streaming: stream the rows instead of storing them first.
         all_of_folder: without a split, open all files of a folder, whatever their names.
@@ -658,10 +628,10 @@ def load_images(
     Raises:
         DataError: The split or the column is unknown.
     """
-    if known := _benchmark(name):
+    if known := _benchmark(dataset):
         image_column = image_column or known.image
     asked = [split] if split else [ALL] if all_of_folder else []
-    splits = load_splits(name, subset=subset, streaming=streaming, chosen=asked, option="--split")
+    splits = load_splits(dataset, subset=dataset_subset, streaming=streaming, chosen=asked, option="--split")
     rows = _one_split(splits, split, ("train",))
     column = _find_column(_features(rows), "image", image_column, Image)
     rows = _with_images(rows.select_columns([column]), column)
@@ -696,19 +666,19 @@ class Labels:
 
 
 def load_images_and_labels(
-    name: str,
+    dataset: str,
     split: str | None = None,
     *,
-    subset: str | None = None,
+    dataset_subset: str | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
 ) -> tuple[Dataset, Labels | None]:
     """Open the undecoded images of one split, and their labels.
 
     Args:
-        name: see `load_splits`; an image folder needs no sub-folders.
+        dataset: see `load_splits`; an image folder needs no sub-folders.
         split: the split (default: all files of a folder; otherwise `train`, or the only split).
-        subset: see `load_splits`.
+        dataset_subset: see `load_splits`.
         image_column: the image column, if there are several.
         label_column: the label column, if there are several.
 
@@ -718,9 +688,9 @@ def load_images_and_labels(
     Raises:
         DataError: The split or a column is unknown.
     """
-    if known := _benchmark(name):
+    if known := _benchmark(dataset):
         image_column, label_column = image_column or known.image, label_column or known.label
-    splits = load_splits(name, subset=subset, chosen=[split or ALL], option="--split")
+    splits = load_splits(dataset, subset=dataset_subset, chosen=[split or ALL], option="--split")
     rows = _one_split(splits, split, ("train",))
     image_column = _find_column(rows.features, "image", image_column, Image)
     may_be_labels = any(

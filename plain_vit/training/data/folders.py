@@ -1,19 +1,15 @@
-"""Image folders: one scan of the folder, and a cache of its rows.
+"""Image folders: one scan of the folder, and its rows in a file that all processes map.
 
 `layout.py` assigns files to splits. The `datasets` library reads metadata files and archives with its builder
 `imagefolder`, tables and shards with theirs; each builder gets the files of each split and searches for none.
 """
 
 import hashlib
-import json
 import os
 import re
-import shutil
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -21,8 +17,7 @@ import filelock
 import PIL.Image
 
 from ...errors import DataError, OutputError, counted, few, listed
-from ...files.manifest import manifest_problem, write_manifest
-from ...files.staging import staged_file, staged_folder
+from ...files.staging import staged_file
 from ...system.extras import needs
 from .layout import Parts, Tree, joined, splits_by_folder, splits_by_name
 
@@ -34,16 +29,11 @@ with needs("plain-vit[train]"):
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 CACHE = "plain_vit_folders"  # in the cache of datasets
-INDEX, ROWS = "index.json", "rows.json"
-SETTLED = 2 * 10**9  # nanoseconds after which another change of a folder is sure to change its times
 CHUNK = 10_000  # rows
-LAYOUT = 2  # version of the rules for splits and labels: cached rows of other versions are not used
 PIL.Image.preinit()  # makes Pillow try common formats first: opening an image can take half the time
 ENDINGS = frozenset(ImageFolder.EXTENSIONS) | ({".avif", ".qoi"} & PIL.Image.registered_extensions().keys())
 UNREAD = frozenset({".heic", ".heif", ".jxl", ".dng", ".cr2", ".nef", ".arw", ".svg"})  # formats Pillow cannot read
 BUILDERS = {".parquet": "parquet", ".tar": "webdataset"}  # by file ending
-
-Stamp = list[int] | None  # times and inode number of a folder; None if they may miss a change
 
 
 @dataclass
@@ -53,23 +43,14 @@ class Listing:
     Args:
         root: the folder.
         names: file names in each folder, by the folder's path relative to `root`.
-        stamps: stamp of each folder, by the same paths; it changes when the folder does.
     """
 
     root: Path
     names: dict[str, list[str]] = field(default_factory=dict)
-    stamps: dict[str, Stamp] = field(default_factory=dict)
 
     def tree(self, is_wanted: Callable[[str], bool]) -> Tree:
         """Return the files with wanted names."""
         return Tree({folder: [name for name in names if is_wanted(name)] for folder, names in self.names.items()})
-
-    def fingerprint(self) -> str:
-        """Return a hash of the paths of all files."""
-        digest = hashlib.sha256(os.fsencode(self.root))
-        for folder in sorted(self.names):
-            digest.update(os.fsencode("\0".join(["", folder, *sorted(self.names[folder])])))
-        return digest.hexdigest()
 
 
 def list_folder(path: Path) -> Listing:
@@ -81,7 +62,7 @@ def list_folder(path: Path) -> Listing:
     found, links, waiting = Listing(path.resolve()), list[str](), [""]
     while waiting:
         folder = waiting.pop()
-        names, stamp = list[str](), _stamp(found.root / folder, now=time.time_ns())
+        names = list[str]()
         try:
             with os.scandir(found.root / folder) as entries:
                 for entry in entries:
@@ -91,7 +72,6 @@ def list_folder(path: Path) -> Listing:
                         if not entry.name.startswith("__"):
                             waiting.append(joined(folder, entry.name))
                     elif entry.is_symlink():
-                        stamp = None  # the target of a link can change without the folder
                         links += [entry.path] * entry.is_dir()
                         names += [entry.name] * entry.is_file()
                     elif entry.is_file():
@@ -99,23 +79,11 @@ def list_folder(path: Path) -> Listing:
         except OSError as error:
             raise DataError(f"The folder {found.root / folder} cannot be read: {error.strerror}.") from error
         found.names[folder] = [name for name in names if name not in FILES_TO_IGNORE]
-        found.stamps[folder] = stamp
     if links:
         warnings.warn(
             f"Links to folders are not followed, their images are not used: {listed(sorted(links))}", stacklevel=2
         )
     return found
-
-
-def _stamp(folder: Path, *, now: int = 0) -> Stamp:
-    """Return a folder's times and inode number, or None if it changed so recently that its times may miss a change."""
-    try:
-        status = os.stat(folder)
-    except OSError:
-        return None
-    if now and now - max(status.st_mtime_ns, status.st_ctime_ns) < SETTLED:
-        return None
-    return [status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 @dataclass(frozen=True)
@@ -127,21 +95,43 @@ class Opened:
         rows: rows of each split, if the folder has only images.
         files: otherwise, the files of each split.
         images: all images of the splits in `files`.
-        notes: what is left out, for the user.
     """
 
     builder: str | None
     rows: DatasetDict | None = None
     files: dict[str, list[str]] = field(default_factory=dict)
     images: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+
+
+def split_name(name: str) -> NamedSplit:
+    """Return a name for `datasets`, which allows only words, from the name of a split, which may be a path."""
+    return NamedSplit(re.sub(r"\W+", "_", name))
+
+
+def _mapped(table: pyarrow.Table, split: str) -> Dataset:
+    """Return rows mapped from a file in the cache of `datasets`, so that processes and workers share their memory.
+
+    The file is named by a hash of its content and never changes. Without it, each process keeps the rows in memory.
+    """
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    content = sink.getvalue()
+    file = Path(datasets.config.HF_DATASETS_CACHE, CACHE, f"{hashlib.sha256(content).hexdigest()}.arrow")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(file.parent / "lock"):
+            if not file.is_file() or file.read_bytes() != content:
+                with staged_file(file, force=True) as new:
+                    new.write_bytes(content)
+        return Dataset.from_file(str(file), split=split_name(split))
+    except (OSError, OutputError) as error:
+        warnings.warn(f"The list of the images of the split {split} is not cached: {error}", stacklevel=2)
+        return Dataset(table, split=split_name(split))
 
 
 def open_folder(path: Path, chosen: Sequence[str] = (), option: str = "--train_split") -> Opened:
     """Return the data of a folder, and warn about files that are left out.
-
-    The first process lists the folder and writes the rows of images to a cache, which all processes open. If the cache
-    is not writable, each process lists the folder.
 
     Args:
         path: the folder.
@@ -151,152 +141,48 @@ def open_folder(path: Path, chosen: Sequence[str] = (), option: str = "--train_s
     Raises:
         DataError: A folder cannot be read, the splits are unclear, or a name is not UTF-8.
     """
-    cache = FolderCache(path.resolve(), chosen, option)
-    opened = cache.read()
-    if opened is None:
-        with cache.alone():
-            opened = cache.read() or cache.build()
-    for note in opened.notes:
-        warnings.warn(note, stacklevel=2)
-    return opened
-
-
-class FolderCache:
-    """The rows of an image folder in the cache of `datasets`, valid as long as no folder in it has changed.
-
-    Rows are never overwritten: those of a changed folder go to a new file, so all processes of a run open the same rows
-    even if one of them is late.
-
-    Args:
-        root: the image folder.
-        chosen: see `open_folder`.
-        option: see `open_folder`.
-    """
-
-    def __init__(self, root: Path, chosen: Sequence[str] = (), option: str = "--train_split") -> None:
-        key = os.fsencode(f"{datasets.__version__} {LAYOUT} {json.dumps([*chosen])} {root}")
-        name = hashlib.blake2b(key, digest_size=16).hexdigest()
-        self.root, self.path = root, Path(datasets.config.HF_DATASETS_CACHE, CACHE, name)
-        self.chosen, self.option, self.is_writable = chosen, option, True
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold a lock, so that one process at a time is in this context; no lock if the cache is not writable."""
-        with ExitStack() as lock:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                lock.enter_context(filelock.FileLock(self.path / "lock"))
-            except OSError as error:
-                self.is_writable = False
-                self._warn(error)
-            yield
-
-    def read(self) -> Opened | None:
-        """Return the rows, or None if the folder has changed or the cache is damaged."""
-        try:
-            index = json.loads((self.path / INDEX).read_text(encoding="utf-8"))
-            stamps, rows = index["stamps"], self.path / index["rows"]
-            if any(stamp is None or stamp != _stamp(self.root / at) for at, stamp in stamps.items()):
-                return None
-            return None if manifest_problem(rows) else _open_rows(rows)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-
-    def build(self) -> Opened:
-        """List the folder and write its rows."""
-        listing = list_folder(self.root)
-        opened, tables = find_data(listing, self.chosen, self.option)
-        if tables is None:
-            return opened
-        rows = self.path / listing.fingerprint()
-        try:
-            if self.is_writable and manifest_problem(rows):
-                shutil.rmtree(rows, ignore_errors=True)
-                with staged_folder(rows) as new:
-                    _write_rows(new, tables, opened.notes)
-            if self.is_writable:
-                with staged_file(self.path / INDEX, force=True) as file:
-                    file.write_text(json.dumps({"rows": rows.name, "stamps": listing.stamps}), encoding="utf-8")
-                return _open_rows(rows)
-        except (OSError, OutputError) as error:
-            self._warn(error)
-        splits = {name: Dataset(table, split=split_name(name)) for name, table in tables.items()}
-        return replace(opened, rows=DatasetDict(splits))
-
-    def _warn(self, error: Exception) -> None:
-        warnings.warn(f"The list of the files in {self.root} is not cached: {error}", stacklevel=2)
-
-
-def split_name(name: str) -> NamedSplit:
-    """Return a name for `datasets`, which allows only words, from the name of a split, which may be a path."""
-    return NamedSplit(re.sub(r"\W+", "_", name))
-
-
-def _write_rows(folder: Path, tables: Mapping[str, pyarrow.Table], notes: Sequence[str]) -> None:
-    files = {name: f"{number}.arrow" for number, name in enumerate(tables)}
-    for name, table in tables.items():
-        with pyarrow.ipc.new_stream(str(folder / files[name]), table.schema) as writer:
-            writer.write_table(table)
-    (folder / ROWS).write_text(json.dumps({"splits": files, "notes": notes}), encoding="utf-8")
-    write_manifest(folder)
-
-
-def _open_rows(folder: Path) -> Opened:
-    content = json.loads((folder / ROWS).read_text(encoding="utf-8"))
-    splits = {
-        name: Dataset.from_file(str(folder / file), split=split_name(name)) for name, file in content["splits"].items()
-    }
-    return Opened("imagefolder", DatasetDict(splits), notes=list(content["notes"]))
-
-
-def find_data(listing: Listing, chosen: Sequence[str], option: str) -> tuple[Opened, dict[str, pyarrow.Table] | None]:
-    """Return the data of a folder, and the rows of its splits if it has only images.
-
-    Raises:
-        DataError: The splits are unclear, or a name is not UTF-8.
-    """
+    listing = list_folder(path)
     images = listing.tree(_is_image)
     for ending, builder in BUILDERS.items():
         tables = listing.tree(partial(_is_table, ending=ending, images=images))
         if tables.names:
             parts = splits_by_name(tables, where=listing.root, chosen=chosen, option=option)
-            notes = _left_out(f"{ending} file", listing.root, tables.files, parts)
-            notes += _left_out("image", listing.root, images.files, {}, why=f"as its {ending} files are the dataset")
-            return Opened(builder, files=_absolute(listing.root, parts), notes=notes), None
+            _warn_left_out(f"{ending} file", listing.root, tables.files, parts)
+            _warn_left_out("image", listing.root, images.files, {}, why=f"as its {ending} files are the dataset")
+            return Opened(builder, files=_absolute(listing.root, parts))
     if not images.names:
-        return Opened(None), None
+        return Opened(None)
     tree = listing.tree(lambda name: _is_image(name) or _is_read_by_datasets(name))
     parts = splits_by_folder(tree, where=listing.root, chosen=chosen, option=option)
-    notes = _left_out("file", listing.root, tree.files, parts)
+    _warn_left_out("file", listing.root, tree.files, parts)
     unread = listing.tree(lambda name: _ending(name) in UNREAD).files
-    notes += _left_out("image", listing.root, unread, {}, why="as Pillow cannot open them: convert them to JPEG or PNG")
+    _warn_left_out("image", listing.root, unread, {}, why="as Pillow cannot open them: convert them to JPEG or PNG")
     if all(map(_is_image, tree.files)):
-        return Opened("imagefolder", notes=notes), image_tables(listing.root, parts)
+        return Opened("imagefolder", image_rows(listing.root, parts))
     files = _absolute(listing.root, parts)
     known = [file for of_split in files.values() for file in of_split if _is_image(file)]
     if any(_is_metadata(file, images) for file in tree.files):  # metadata lists the images: `datasets` reads it
         files = {split: [file for file in of_split if not _is_image(file)] for split, of_split in files.items()}
     files = {split: of_split for split, of_split in files.items() if of_split}
-    return Opened("imagefolder", files=files, images=known, notes=notes), None
+    return Opened("imagefolder", files=files, images=known)
 
 
-def _left_out(
+def _warn_left_out(
     kind: str, root: Path, files: Sequence[str], parts: Parts, *, why: str = "as they are in none of the splits"
-) -> list[str]:
-    """Return a note about the files that are in no split, if there are any."""
+) -> None:
+    """Warn about the files that are in no split."""
     taken = {file for part in parts.values() for file in part.files}
-    left = [file for file in files if file not in taken]
-    if not left:
-        return []
-    why += f" {listed([*parts])}" if parts else ""
-    return [f"{len(left)} of {counted(len(files), kind)} in {root} left out, {why}: {few([*map(repr, left)])}"]
+    if left := [file for file in files if file not in taken]:
+        why += f" {listed([*parts])}" if parts else ""
+        of_all = f"{len(left)} of {counted(len(files), kind)}"
+        warnings.warn(f"{of_all} in {root} left out, {why}: {few([*map(repr, left)])}", stacklevel=3)
 
 
 def _absolute(root: Path, parts: Parts) -> dict[str, list[str]]:
     return {split: [joined(str(root), file) for file in part.files] for split, part in parts.items()}
 
 
-def image_tables(root: Path, parts: Parts) -> dict[str, pyarrow.Table]:
+def image_rows(root: Path, parts: Parts) -> DatasetDict:
     """Return the rows of the splits of a folder of images.
 
     Raises:
@@ -305,13 +191,13 @@ def image_tables(root: Path, parts: Parts) -> dict[str, pyarrow.Table]:
     labels, labelled = _labels(root, parts)
     numbers = {label: number for number, label in enumerate(labels)}
     features = Features({"image": Image(), **({"label": ClassLabel(names=labels)} if labels else {})})
-    tables = {}
+    rows = DatasetDict()
     for split, part in parts.items():
         folders = [file.rpartition("/")[0] for file in part.files]
         number_of = {folder: numbers[_label(root, folder)] if split in labelled else None for folder in set(folders)}
         of_rows = [number_of[folder] for folder in folders] if labels else None
-        tables[split] = _table([joined(str(root), file) for file in part.files], of_rows, features)
-    return tables
+        rows[split] = _mapped(_table([joined(str(root), file) for file in part.files], of_rows, features), split)
+    return rows
 
 
 def _is_image(name: str) -> bool:

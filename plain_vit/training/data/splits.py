@@ -37,8 +37,6 @@ def few_shots(train: Dataset, shots: int, names: Sequence[str], seed: int) -> Da
     Raises:
         DataError: A class has fewer rows.
     """
-    if shots < 1:
-        raise DataError(f"shots_per_class is {shots}: expected at least 1.")
     labels = np.asarray(train["label"])
     rng = np.random.default_rng(seed)
     kept: list[np.ndarray] = []

@@ -98,11 +98,11 @@ def check_evaluated(splits: Mapping[str, Dataset], problem_type: str) -> None:
         if role == "train":
             continue
         if problem_type == REGRESSION and len(split) < 2:
-            raise DataError(f"The {role} split has one image, and R2 is of at least two: add images.")
+            raise DataError(f"The {role} split has one image, but R2 needs at least two: add images.")
         if problem_type != REGRESSION and not any(map(any, split["label"][:])):
             raise DataError(
-                f"None of the {len(split)} images of the {role} split has a label, and average precision is of images "
-                "that do: add images, or take another split, or a larger fraction or batch."
+                f"None of the {len(split)} images of the {role} split has a label, but average precision needs "
+                "labels: add images, or use another split, or a larger fraction or batch."
             )
 
 
@@ -130,7 +130,7 @@ def _numbers(role: str, values: Sequence[Any]) -> np.ndarray:
 def _names_of_numbers(widths: Mapping[str, int], column: str, given: Sequence[str] | None) -> list[str]:
     width = next(iter(widths.values()))
     if set(widths.values()) != {width}:
-        raise DataError(f"The numbers of numbers per image differ between the splits: {dict(widths)}.")
+        raise DataError(f"The splits have different numbers of targets per image: {dict(widths)}.")
     if given is not None and len(given) != width:
         raise DataError(f"--label_names has {len(given)} names for {width} numbers per image: give one for each.")
     return list(given) if given else [column] if width == 1 else [f"{column} {place}" for place in range(width)]

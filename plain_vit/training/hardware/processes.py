@@ -29,6 +29,20 @@ CPU_SETTING = "ACCELERATE_USE_CPU"  # set by `accelerate launch` for its process
 PATIENCE = timedelta(hours=1)
 
 
+def start_processes(options: Any) -> tuple[Accelerator, dict[str, Any]]:
+    """Return the accelerator of a script, and keyword arguments for a `DataLoader`; see the functions below.
+
+    Args:
+        options: `ProcessOptions`, and possibly `gradient_accumulation_steps`.
+    """
+    accelerator = start_accelerator(
+        num_processes=options.num_processes,
+        gradient_accumulation_steps=getattr(options, "gradient_accumulation_steps", 1),
+        mixed_precision=options.mixed_precision,
+    )
+    return accelerator, loading_options(options.num_workers)
+
+
 def start_accelerator(
     *, num_processes: int | None, gradient_accumulation_steps: int = 1, mixed_precision: str
 ) -> Accelerator:

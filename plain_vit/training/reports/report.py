@@ -283,26 +283,14 @@ def _mistake_table(evaluation: Evaluation, split: Dataset, class_names: list[str
     return html_table(head, rows, "mistakes") if rows else ""
 
 
-def write_predictions(
-    run: Path, evaluation: Evaluation | VectorEvaluation, split: Dataset, class_names: list[str]
-) -> Path:
-    """Write `predictions.csv`: file or row, label and likeliest classes of each image.
+def predictions_of(evaluation: Evaluation | VectorEvaluation, split: Dataset, class_names: list[str]) -> str:
+    """Return file or row, label and likeliest classes of each image as a CSV table.
 
     Args:
-        run: The run folder.
         evaluation: Evaluation of the split.
         split: Rows with an `image` and a `label`, as evaluated.
         class_names: Names of the classes, in order.
-
-    Returns:
-        The path of the file.
     """
-    write_file(run / "predictions.csv", predictions_of(evaluation, split, class_names))
-    return run / "predictions.csv"
-
-
-def predictions_of(evaluation: Evaluation | VectorEvaluation, split: Dataset, class_names: list[str]) -> str:
-    """Return the predictions for the images of a split as a CSV table; see `write_predictions`."""
     names = [path or f"row {row}" for row, path in enumerate(image_paths(split))]
     if isinstance(evaluation, VectorEvaluation):
         return vector_table(evaluation, names, class_names)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import in_bytes
 from ...system.extras import needs
 from ..hardware.fast_steps import fast_steps
 
@@ -140,7 +141,7 @@ def describe_needs(
     """
 
     def divided(number: int) -> str:
-        return size(number) if shards == 1 else f"{size(number // shards)}, 1/{shards} of {size(number)}"
+        return in_bytes(number) if shards == 1 else f"{in_bytes(number // shards)}, 1/{shards} of {in_bytes(number)}"
 
     exchanged = "weights and gradients" if shards > 1 else "gradients"
     memory: dict[str, object] = {
@@ -148,9 +149,10 @@ def describe_needs(
         "gradients": divided(needs.gradients),
         "optimizer states": divided(needs.optimizer),
         "moving average": divided(needs.average) if needs.average else "none",
-        "copies of weights": size(needs.copies) if needs.copies else "none",
-        "activations": f"{size(micro_batch * needs.activations)}, {micro_batch} x {size(needs.activations)} per image",
-        "in all": f"about {size(needs.memory(micro_batch, shards=shards))}",
+        "copies of weights": in_bytes(needs.copies) if needs.copies else "none",
+        "activations": f"{in_bytes(micro_batch * needs.activations)}, {micro_batch} x "
+        f"{in_bytes(needs.activations)} per image",
+        "in all": f"about {in_bytes(needs.memory(micro_batch, shards=shards))}",
         "how estimated": f"measured in a step on {TRIED} and {2 * TRIED} images of noise; without the working memory "
         "of operations, blocks computed again for the backward pass, allocator overhead, and buffers of "
         f"{exchanged} that processes exchange",
@@ -160,10 +162,10 @@ def describe_needs(
         place = place.parent
     free, most = shutil.disk_usage(place).free, needs.disk(checkpoints_kept=checkpoints_kept, models_kept=models_kept)
     disk: dict[str, object] = {
-        "a checkpoint": f"about {size(needs.checkpoint)}",
-        "at most": f"about {size(most)} at once"
+        "a checkpoint": f"about {in_bytes(needs.checkpoint)}",
+        "at most": f"about {in_bytes(most)} at once"
         + (f", with {checkpoints_kept} checkpoints kept" if checkpoints_kept else ", without checkpoints"),
-        "free": f"{size(free)} at {place}" + ("" if free > most else ": NOT ENOUGH"),
+        "free": f"{in_bytes(free)} at {place}" + ("" if free > most else ": NOT ENOUGH"),
     }
     return {"Memory of one process": memory, "Disk": disk}
 
@@ -176,16 +178,6 @@ def text_tables(tables: Mapping[str, Mapping[str, object]]) -> str:
         for title, rows in tables.items()
     ]
     return "\n\n".join(blocks)
-
-
-def size(number: int) -> str:
-    """Format a number of bytes."""
-    value, unit = float(number), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
 
 
 def _bytes(tensors: Iterable[Any]) -> int:

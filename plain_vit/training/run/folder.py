@@ -17,7 +17,16 @@ from torch import nn
 
 from ...errors import OutputError, OutputExistsError, TrainingError, in_bytes
 from ...files.manifest import manifest_problem, write_manifest
-from ...files.staging import STAGED, full_disk, hold_folder, is_vacant, release_folder, staged_file, staged_folder
+from ...files.staging import (
+    STAGED,
+    full_disk,
+    hold_folder,
+    is_vacant,
+    release_folder,
+    remains,
+    staged_file,
+    staged_folder,
+)
 from ...system.extras import needs
 from ..hardware.sharding import ShardedState
 
@@ -57,13 +66,9 @@ def deciding_options(options: Any, **others: Any) -> dict[str, Any]:
 
 def default_options(options: Any) -> dict[str, Any]:
     """Return the defaults of options, for resumed runs that are older than an option."""
-    defaults = {}
-    for field in dataclasses.fields(options):
-        if field.default is not dataclasses.MISSING:
-            defaults[field.name] = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = field.default_factory()
-    return defaults
+    fields = dataclasses.fields(options)
+    made = {each.name: each.default_factory() for each in fields if each.default_factory is not dataclasses.MISSING}
+    return made | {each.name: each.default for each in fields if each.default is not dataclasses.MISSING}
 
 
 class RunFolder:
@@ -121,7 +126,8 @@ class RunFolder:
         """Return whether the folder holds a run without a checkpoint or weights, which can be removed without loss."""
         names = {name for name in os.listdir(self.path) if not name.startswith(STAGED)} if self.path.is_dir() else set()
         left = set(os.listdir(self.checkpoints)) if self.checkpoints.is_dir() else set()
-        return OPTIONS in names and names <= {*BEGUN, *OF_TRACKERS} and left <= {WRITTEN, DELETED}
+        incomplete = {WRITTEN, DELETED, *(path.name for path in remains(self.checkpoints))}
+        return OPTIONS in names and names <= {*BEGUN, *OF_TRACKERS} and left <= incomplete
 
     def _refuse_contents(self) -> None:
         if not is_vacant(self.path) and not self._has_only_begun():
@@ -159,8 +165,10 @@ class RunFolder:
             self.held = weakref.finalize(self, release_folder, hold_folder(self.path))
             if not self.resume:
                 self._begin_anew()
-            for left in (WRITTEN, DELETED):
-                shutil.rmtree(self.checkpoints / left, ignore_errors=True)
+            for left in (self.checkpoints / WRITTEN, self.checkpoints / DELETED, *remains(self.checkpoints)):
+                if left.is_file():
+                    left.unlink()
+                shutil.rmtree(left, ignore_errors=True)
         checkpoint = self._undamaged_checkpoint()
         if checkpoint is not None:
             progress = read_json(checkpoint / PROGRESS)

@@ -82,6 +82,18 @@ FIXED_FIELDS: dict[str, Any] = {
     "representation_bias": False,
     "num_labels": 0,
 }
+# Our fields with the values of settings.
+FIELDS = {
+    "image_size": "image_size",
+    "patch_size": "patch_size",
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "layer_scale_init_value": "ls_init_value",
+    "attention_inner_norm": "scale_attn_inner",
+    "mlp_inner_norm": "scale_fc",
+    "representation_size": "embed_dim",
+    "patch_dropout_prob": "patch_dropout",
+}
 
 
 def architectures() -> dict[str, dict[str, Any]]:
@@ -151,23 +163,15 @@ def config_of(settings: Mapping[str, Any]) -> PlainViTConfig:
         raise ExportError("plain-vit has no counterpart of parts of this open_clip model:", faults)
     return PlainViTConfig(
         **FIXED_FIELDS,
-        image_size=settings["image_size"],
-        patch_size=settings["patch_size"],
-        hidden_size=settings["width"],
-        num_hidden_layers=settings["layers"],
+        **{ours: settings[theirs] for ours, theirs in FIELDS.items()},
         num_attention_heads=settings["width"] // settings["head_width"],
         intermediate_size=mlp_width(settings),
         hidden_act=act[0],
         layer_norm_eps=norm.get("eps", EPS),
         embedding_norm=not settings["no_ln_pre"],
-        layer_scale_init_value=settings["ls_init_value"],
         qk_norm="norm" if settings["qk_norm"] else None,
-        attention_inner_norm=settings["scale_attn_inner"],
-        mlp_inner_norm=settings["scale_fc"],
         pooling=POOLINGS[settings["pool_type"]],
         final_norm="after_pooling" if settings["final_ln_after_pool"] else "before_pooling",
-        representation_size=settings["embed_dim"],
-        patch_dropout_prob=settings["patch_dropout"],
     )
 
 
@@ -184,22 +188,14 @@ def settings_for(config: PlainViTConfig) -> dict[str, Any]:
     settings = {
         **DEFAULTS,
         **ACTIVATIONS.get(config.hidden_act, ACTIVATIONS["gelu"]),
-        "image_size": config.image_size,
-        "patch_size": config.patch_size,
-        "width": width,
-        "layers": config.num_hidden_layers,
+        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
         "head_width": width // config.num_attention_heads,
         "mlp_ratio": ratio_of(config.intermediate_size, width),
         "norm_kwargs": None if config.layer_norm_eps == EPS else {"eps": config.layer_norm_eps},
         "no_ln_pre": not config.embedding_norm,
-        "ls_init_value": config.layer_scale_init_value,
         "qk_norm": config.qk_norm == "norm",
-        "scale_attn_inner": config.attention_inner_norm,
-        "scale_fc": config.mlp_inner_norm,
         "pool_type": poolings.get(config.pooling, "tok"),
         "final_ln_after_pool": config.final_norm == "after_pooling",
-        "patch_dropout": config.patch_dropout_prob,
-        "embed_dim": config.representation_size,
     }
     if faults := [*faults, *lost_fields(config, lambda: config_of(settings))]:
         raise ExportError("open_clip's VisionTransformer cannot represent this model:", faults)

@@ -237,9 +237,7 @@ def describe_live(module: Any) -> Description:
     with torch.device("meta"):
         rebuilt = _rebuilt(module, config)
     if faults := differences(module, rebuilt, SAME_CLASSES, SILENT_ATTRIBUTES):
-        raise ExportError(
-            "plain-vit does not know parts of this image tower (what it is, not what it would become):", faults
-        )
+        raise ExportError("plain-vit does not know parts of this image tower (found, not expected):", faults)
     return Description(config)
 
 

@@ -26,6 +26,8 @@ NEGATED = {False: True, True: False}
 class Argument:
     """An argument of a constructor that affects the outputs of its model, and where to read it from.
 
+    A `config.json` holds the value itself, in `model_args` or in the architecture that it names.
+
     Args:
         name: timm's name.
         default: timm's default.

@@ -342,9 +342,7 @@ class Constructor(ABC):
             rebuilt = self.rebuild(module, config, layout, arguments)
         faults = differences(module, rebuilt, CLASSES, SILENT_ATTRIBUTES)
         if faults := [*faults, *self.changed_buffers(module)]:
-            raise ExportError(
-                "plain-vit does not know parts of this timm model (what it is, not what it would become):", faults
-            )
+            raise ExportError("plain-vit does not know parts of this timm model (found, not expected):", faults)
         return Description(config, layout)
 
     def rebuild(

@@ -33,13 +33,19 @@ from .pixels import processor_from_torchvision, published_files
 CLASS = "torchvision.models.vision_transformer.VisionTransformer"
 EPS = 1e-6  # partial(nn.LayerNorm, eps=1e-6) in every builder
 
-# Fields of all these models that differ from our defaults, and the fields set by their arguments.
+# Fields of all these models that differ from our defaults, and the arguments with the values of our fields.
 FIXED_FIELDS: dict[str, Any] = {"position_resampling": "bicubic_align_corners"}
-ARGUMENT_FIELDS = (
-    "image_size", "patch_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim",
-    "intermediate_size", "layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob",
-    "representation_size", "num_labels",
-)  # fmt: skip
+ARGUMENTS = {
+    "image_size": "image_size",
+    "patch_size": "patch_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "hidden_dim": "hidden_size",
+    "mlp_dim": "intermediate_size",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "representation_size": "representation_size",
+}
 
 # Suffix after the architecture in the names of published files.
 PUBLISHED_NAME = re.compile(r"(_lc)?(_swag)?-[0-9a-f]{8}$")
@@ -146,23 +152,19 @@ class TorchvisionFormat(Format):
             raise ExportError("the model has no blocks: its heads cannot be read")
         block = module.encoder.layers[0]
         head, dropout, head_fields = _read_heads(module.heads)
+        kept = {ours: getattr(module, theirs) for theirs, ours in ARGUMENTS.items() if hasattr(module, theirs)}
+        kept |= {"representation_size": None, "layer_norm_eps": epsilon_of(block.ln_1)}
         config = PlainViTConfig(
-            **FIXED_FIELDS | head_fields | {"layer_norm_eps": epsilon_of(block.ln_1)},
-            patch_size=module.patch_size,
-            hidden_size=module.hidden_dim,
+            **FIXED_FIELDS | kept | head_fields,
             num_hidden_layers=len(module.encoder.layers),
             num_attention_heads=block.num_heads,
-            intermediate_size=module.mlp_dim,
-            image_size=module.image_size,
-            hidden_dropout_prob=module.dropout,
-            attention_probs_dropout_prob=module.attention_dropout,
         )
         with torch.device("meta"):
             rebuilt = self.build_module(config, None)
         faults = differences(module, rebuilt, {}, SILENT_ATTRIBUTES, without="heads")
         if faults:
             raise ExportError(
-                "plain-vit does not know parts of this torchvision model (what it is, not what it would become):",
+                "plain-vit does not know parts of this torchvision model (found, not expected):",
                 faults,
             )
         config.classifier_dropout_prob = dropout
@@ -259,16 +261,8 @@ class TorchvisionFormat(Format):
 
         _check_expressible(config)
         module = VisionTransformer(
-            image_size=config.image_size,
-            patch_size=config.patch_size,
-            num_layers=config.num_hidden_layers,
-            num_heads=config.num_attention_heads,
-            hidden_dim=config.hidden_size,
-            mlp_dim=config.intermediate_size,
-            dropout=config.hidden_dropout_prob,
-            attention_dropout=config.attention_probs_dropout_prob,
+            **{theirs: getattr(config, ours) for theirs, ours in ARGUMENTS.items()},
             num_classes=config.num_labels or 1,  # without labels, the head is replaced below
-            representation_size=config.representation_size,
             norm_layer=functools.partial(nn.LayerNorm, eps=config.layer_norm_eps),
         )
         place = Layout.parse(layout).head
@@ -380,7 +374,8 @@ def _check_expressible(config: PlainViTConfig) -> None:
     size, patch, faults = config.image_size, config.patch_size, []
     if not isinstance(size, int) or not isinstance(patch, int):
         raise ExportError("torchvision has square images and patches only:", [f"{size=}", f"{patch=}"])
-    fields = {**FIXED_FIELDS, **{name: getattr(config, name) for name in ARGUMENT_FIELDS}}
+    kept = (*ARGUMENTS.values(), "head_dim", "layer_norm_eps", "num_labels")
+    fields = {**FIXED_FIELDS, **{name: getattr(config, name) for name in kept}}
     if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
         faults = [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"]
     if faults := [*faults, *lost_fields(config, lambda: PlainViTConfig(**fields))]:

@@ -195,9 +195,7 @@ class TransformersFormat(Format):
         faults = [*_changed_parts(module, rebuilt), *_changed_values(module)]
         unread = ignored_names([fault.partition(" is ")[0] for fault in faults], ignored)
         if faults := [fault for fault in faults if fault.partition(" is ")[0] not in unread]:
-            raise ExportError(
-                f"plain-vit does not know parts of this {name} (what it is, not what it would become):", faults
-            )
+            raise ExportError(f"plain-vit does not know parts of this {name} (found, not expected):", faults)
         return Description(config, name, inferences, ignored)
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:

@@ -9,10 +9,10 @@ from typing import Any
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import SHOWN, AmbiguousCheckpointError, ExportError, MappingError
 from ....layers_plain_vit import ShiftedPatchEmbeddings
+from ...tables.data_files import data_file
 from ...tables.engine import INDEX, LEAF
 from ...tables.format import Hints, Inference, pair
 from ...tables.infer import divisors, grids, head_counts, size_fault, square_grid
-from .families import FAMILIES
 from .layouts import (
     CLASS_TOKEN,
     COLUMNS,
@@ -56,7 +56,7 @@ def layouts_of(shapes: Mapping[str, tuple[int, ...]], release: str | None) -> li
         family = family_of(shapes)
         other = "" if family is None else f" They look like {family}, which plain-vit does not open yet."
         raise MappingError(
-            f"the tensors are those of no plain ViT of vit-pytorch.{other} Compared with the nearest, {nearest.title}:",
+            f"the tensors match no plain ViT of vit-pytorch.{other} Compared with the nearest, {nearest.title}:",
             misfits[nearest],
         )
     return [layout for layout, faults in misfits.items() if not faults]
@@ -112,7 +112,7 @@ def _shape_fits(layout: Layout, ours: str | tuple[str, ...], name: str, shape: t
 
 def family_of(names: Collection[str]) -> str | None:
     """Return the unsupported model of the package that has these names; None if there is none."""
-    for family, patterns in FAMILIES:
+    for family, patterns in data_file("vit_pytorch/families.json")["families"].items():
         if all(_has(names, pattern.lstrip("!")) != pattern.startswith("!") for pattern in patterns):
             return family
     return None
@@ -154,7 +154,7 @@ class Reader:
         num_labels = self.shape(HEAD)[0] if self.has(HEAD) else 0
         fields: dict[str, Any] = {
             "hidden_size": hidden_size,
-            "num_hidden_layers": 1 + max(self.layer_numbers()),
+            "num_hidden_layers": self.num_layers(),
             "intermediate_size": self.shape(FC1)[0],
             "num_labels": num_labels,
             "use_class_token": class_rows > 0,
@@ -203,13 +203,11 @@ class Reader:
 
     def has(self, ours: str) -> bool:
         """Return whether the checkpoint has this part of our model."""
-        return ours in self.names and any(True for _ in self.found(ours))
+        return ours in self.names and any(self.found(ours))
 
-    def found(self, ours: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:
-        """Yield the names that belong to this part of our model, each with the number of its layer."""
-        for name in self.shapes:
-            if match := name_pattern(self.names[ours]).fullmatch(name):
-                yield name, (match.groups(default="")[0])
+    def found(self, ours: str | tuple[str, ...]) -> Iterator[re.Match[str]]:
+        """Return the names that belong to this part of our model, matched with its entry in the table."""
+        return filter(None, map(name_pattern(self.names[ours]).fullmatch, self.shapes))
 
     def shape(self, ours: str | tuple[str, ...]) -> tuple[int, ...]:
         """Return the shape of the weight of this part, in the first layer that has it.
@@ -217,28 +215,24 @@ class Reader:
         Raises:
             MappingError: No layer has it.
         """
-        for name, _ in self.found(ours):
-            if not name.endswith(".bias"):
-                return self.shapes[name]
+        for match in self.found(ours):
+            if not match[0].endswith(".bias"):
+                return self.shapes[match[0]]
         fault = f"missing: {self.names[ours] + '.weight'!r}"
         raise MappingError(f"the tensors of a ViT of vit-pytorch ({self.layouts[0].title}) are not all here:", [fault])
 
-    def layer_numbers(self) -> list[int]:
-        """Return the numbers of the layers."""
-        step = 2 if "{odd}" in self.names[FC1] else 1
-        return [int(number) // step for _, number in self.found(FC1)]
+    def num_layers(self) -> int:
+        """Return the number of blocks."""
+        return 1 + max(int(match[1]) for match in self.found(FC1)) // (2 if "{odd}" in self.names[FC1] else 1)
 
     def num_branches(self) -> int:
         """Return the number of attentions in a block."""
-        if self.names[FC1].count("{}") < 2:
-            return 1
-        matches = (name_pattern(self.names[FC1]).fullmatch(name) for name in self.shapes)
-        return 1 + max(int(match[2]) for match in matches if match)
+        return 1 if self.names[FC1].count("{}") < 2 else 1 + max(int(match[2]) for match in self.found(FC1))
 
     def num_class_layers(self) -> int | None:
         """Return the number of blocks in the pooling; None if it has none."""
         dense = in_pooler(FC1)
-        return 1 + max(int(number) for _, number in self.found(dense)) if dense in self.names else None
+        return 1 + max(int(match[1]) for match in self.found(dense)) if dense in self.names else None
 
     def settle(self, field: str, value: object, source: str) -> None:
         """Record a value and its origin."""
