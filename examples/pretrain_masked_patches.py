@@ -184,7 +184,7 @@ def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageMode
             raise TrainingError(f"{arguments.model} has no image processor: convert it first.")
     if max_num_patches_of(image_processor):
         raise TrainingError("Masked pre-training needs images of one size, not of many: give another model.")
-    if config.patch_projection == "resnet":
+    if config.resnet_stem is not None:
         raise TrainingError("The patches of a hybrid overlap, so none can be masked: give another model.")
     fields = {
         **config.to_dict(),
