@@ -9,6 +9,7 @@ Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D`
 
 import itertools
 import json
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -197,11 +198,14 @@ def in_threads(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -
     PIL.Image.preinit()
     PIL.Image.init()  # a thread could miss a format that another thread is registering
     size = -(-len(items) // (count * PIECES))
-    pieces = [items[begin : begin + size] for begin in range(0, len(items), size)]
+    pool = ThreadPoolExecutor(count, THREADS, torch.set_num_threads, (1,))
     try:
-        with ThreadPoolExecutor(count, THREADS, torch.set_num_threads, (1,)) as pool:
-            return list(pool.map(function, pieces))
+        return list(pool.map(function, [items[begin : begin + size] for begin in range(0, len(items), size)]))
     finally:
+        pool.shutdown(cancel_futures=True)
+        for thread in threading.enumerate():  # the pool does not know a thread whose start was interrupted
+            if thread.name.startswith(THREADS):
+                thread.join()
         torch.set_num_threads(count)  # new threads inherit the number that was set last, in any thread
 
 

@@ -448,6 +448,27 @@ def test_threads_end_with_their_batch_and_on_an_interrupt(images: Path, monkeypa
     assert not reading_threads()
 
 
+def test_a_thread_in_whose_start_an_interrupt_came_ends_too(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_threads(monkeypatch, 3)
+    rows = [{"image": {"path": str(file), "bytes": None}} for file in sorted(images.glob("*.png"))]
+    start, decode = threading.Thread.start, bulk_inference.decode_image
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == f"{THREADS}_1":
+            raise KeyboardInterrupt
+
+    def slow(image: Any) -> Any:
+        time.sleep(0.2)
+        return decode(image)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    monkeypatch.setattr(bulk_inference, "decode_image", slow)
+    with pytest.raises(KeyboardInterrupt):
+        list(Parts(rows, PROCESSORS["plain-vit"], IMAGES, IMAGES, [Shard(0, 0)]))
+    assert not reading_threads()
+
+
 def test_torch_computes_with_one_thread_in_each_of_those_that_read(images: Path) -> None:
     counts: set[int] = set()
     before = torch.get_num_threads()
