@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -35,6 +35,7 @@ from .attention_plain_vit import ATTENTIONS, Attention
 from .configuration_plain_vit import AUTO_MAP, PlainViTConfig, TravellingCode
 from .heads_plain_vit import PATCH_PREDICTORS, POOLERS, classifier, image_classification_loss, representation
 from .initialization_plain_vit import FreshWeights, init_as
+from .intermediates_plain_vit import IntermediateLayers
 from .layers_plain_vit import (
     PATCH_NORMS,
     BranchesLayer,
@@ -275,7 +276,7 @@ def build_layer(config: PlainViTConfig, layer_idx: int) -> nn.Module:
 # Models
 
 
-class PlainViTPreTrainedModel(TravellingCode, PreTrainedModel):
+class PlainViTPreTrainedModel(IntermediateLayers, TravellingCode, PreTrainedModel):
     """Base class of all plain ViT models: loading, saving, initialisation, and capabilities for transformers."""
 
     config: PlainViTConfig
@@ -423,11 +424,13 @@ class PlainViTEncoder(PlainViTPreTrainedModel):
         bool_masked_pos: torch.Tensor | None = None,
         stages: Container[int] = (),
         num_output_tokens: int | None = None,
+        num_layers: int | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the tokens (B, L, D) after the last block and after each of `stages`, where 0 is the embeddings.
 
-        The last block computes only the first `num_output_tokens` of each image, or all if it is None.
+        The last block computes only the first `num_output_tokens` of each image, or all if it is None. `num_layers` is
+        the number of blocks to run, or None for all.
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         hidden_states = self.embeddings(pixel_values, bool_masked_pos, tokens)
@@ -439,7 +442,8 @@ class PlainViTEncoder(PlainViTPreTrainedModel):
         if self.relative_position_bias is not None and places:
             bias = self.relative_position_bias(places[0].distances)
         chosen = [hidden_states] if 0 in stages else []
-        for number, (layer, place) in enumerate(zip(self.layers, places, strict=True), start=1):
+        blocks = list(zip(self.layers, places, strict=True))[:num_layers]
+        for number, (layer, place) in enumerate(blocks, start=1):
             hidden_states = layer(hidden_states, bias, place, **kwargs)
             if number in stages:
                 chosen.append(hidden_states)
@@ -530,6 +534,40 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
         self.distillation_classifier = classifier(config) if config.use_distillation_token else None
         self.loss_function = image_classification_loss
         self.post_init()
+
+    def get_classifier(self) -> nn.Module:
+        """Return the linear classifier; an identity without labels."""
+        return self.classifier
+
+    @torch.no_grad()
+    def reset_classifier(self, num_labels: int, pooling: str | None = None) -> None:
+        """Replace the classifier by a new one, and the pooling if given, as in timm.
+
+        Args:
+            num_labels: Number of labels; 0 for none. If it changes, the labels lose their names.
+            pooling: A pooling of the config, with new weights if it has any. The final norm stays in its place.
+
+        Raises:
+            ValueError: The config cannot have these; the model is unchanged.
+        """
+        pooling = pooling or self.config.pooling
+        labels = {"id2label": None, "label2id": None, "num_labels": num_labels}
+        PlainViTConfig(**{**self.config.to_dict(), **labels, "pooling": pooling})  # raises, if they do not fit
+        weight, old_width, is_new = next(self.vit.parameters()), self.config.pooled_size, pooling != self.config.pooling
+        self.config.num_labels = self.num_labels = num_labels
+        self.config.pooling = cast(Any, pooling)
+        replaced: list[tuple[nn.Module, str, Callable[[PlainViTConfig], nn.Module]]] = [
+            (self, "classifier", classifier)
+        ]
+        if self.distillation_classifier is not None:
+            replaced.append((self, "distillation_classifier", classifier))
+        if is_new:
+            replaced.append((self.vit, "pooler", POOLERS[pooling]))
+        if self.config.pooled_size != old_width:
+            replaced.append((self.vit, "representation", representation))
+        for owner, name, make in replaced:
+            module = make(self.config).to(weight).train(self.training)
+            setattr(owner, name, module.apply(self._init_weights))
 
     @can_return_tuple
     def forward(
