@@ -37,8 +37,11 @@ from tests.sizes import few
 from tests.tiny import pixels, tiny_config
 
 REPO = "alice/model"
-PARTS = "attention checks configuration heads image_processing initialization layers modeling packed positions releases"
-CODE = {f"{name}_plain_vit.py" for name in PARTS.split()}
+PARTS = (
+    *("attention", "checks", "configuration", "heads", "image_processing", "initialization", "intermediates", "layers"),
+    *("modeling", "packed", "positions", "releases"),
+)
+CODE = {f"{name}_plain_vit.py" for name in PARTS}
 WHOLE = {"README.md", "config.json", "model.safetensors", "preprocessor_config.json"} | CODE
 
 

@@ -40,8 +40,8 @@ from tests.tiny import VARIATIONS, difference, pixels, tiny_config
 
 HUB_FILES = {
     f"{name}_plain_vit.py"
-    for name in ("attention", "checks", "configuration", "heads", "initialization", "layers", "modeling", "packed",
-                 "positions", "releases")
+    for name in ("attention", "checks", "configuration", "heads", "initialization", "intermediates", "layers",
+                 "modeling", "packed", "positions", "releases")
 }  # fmt: skip
 LABELS = dict(enumerate(["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]))
 # Folders that together contain one of everything; "bare" is saved without an image processor.

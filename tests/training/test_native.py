@@ -82,8 +82,8 @@ def test_saved_folder_gives_the_numbers_of_the_evaluation(folder, data, tmp_path
         logits = model(**inputs).logits
     assert results["test_accuracy"] == (logits.argmax(dim=-1) == labels).float().mean().item()
     assert results["test_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), abs=1e-6)
-    for name in ("README.md", "report/index.html"):
-        assert "max_num_patches = 21" in (folder / name).read_text()
+    assert "max_num_patches = 21" in (folder / "README.md").read_text()
+    assert "at most 21 patches of 8 x 8 pixels" in (folder / "report/index.html").read_text()
     assert "for images of many sizes" in (folder / "README.md").read_text()
     assert "must be multiples" not in (folder / "README.md").read_text()
     again = evaluate(model=folder, dataset=data, batch_size=13)
