@@ -36,11 +36,13 @@ DATA = {"config.json", "model.safetensors", "preprocessor_config.json"}
 # One folder of each kind whose code differs most from the plain model's.
 FIELDS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "differential": {"attention_type": "differential", "qk_norm": "norm", "initialization": "timm"},
+    "differential": {
+        "attention_type": "differential", "rope_parameters": None, "qk_norm": "norm", "initialization": "timm",
+    },
     "branches": {"block_type": "branches", "num_branches": 2, "qk_norm": "rms_per_head", "pooling": "query"},
     "parallel": {"block_type": "parallel", "mlp_type": "swiglu_packed", "pooling": "map", "initialization": "google"},
     "post_norm": {"block_type": "post_norm", "attention_inner_norm": True, "initialization": "vit_pytorch"},
-}
+}  # fmt: skip
 
 # Runs without the package; argv: the working folder and, to save models before opening them, the fields of each model.
 ALONE = """
@@ -211,18 +213,21 @@ def test_saved_again_a_folder_opens_without_the_package_where_the_old_one_was_op
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["push_folder", "push", "push_to_hub"])
 def test_a_push_of_today_s_over_an_old_one_replaces_the_code_in_one_commit(
-    root: Path, saved_again: Path, version: str, way: str, hub: HubEndpoint, tmp_path: Path
+    root: Path, saved_again: Path, way: str, hub: HubEndpoint, tmp_path: Path
 ) -> None:
-    repository = "alice/model"
-    push_folder(root / "old" / "differential", repository)
+    repository, old = "alice/model", tmp_path / "old"
+    shutil.copytree(root / "old" / "differential", old)
+    with (old / "layers_plain_vit.py").open("a") as code:
+        code.write("# older than today's, also right after a release\n")
+    push_folder(old, repository)
     before = hub.files(repository)
-    assert {name: data for name, data in before.items() if name.endswith(".py")} == code_of(version)
+    assert {name: data for name, data in before.items() if name.endswith(".py")} == code_in(old)
     commits, expected = len(hub.repository(repository, "model").commits), TODAY
     if way == "push_folder":
         push_folder(saved_again / "differential", repository)
     else:
-        model = randomize_(PlainViTForImageClassification.from_pretrained(root / "old" / "differential"))
-        processor = PlainViTImageProcessor.from_pretrained(root / "old" / "differential")
+        model = randomize_(PlainViTForImageClassification.from_pretrained(old))
+        processor = PlainViTImageProcessor.from_pretrained(old)
         if way == "push":
             push(model, repository, image_processor=processor)
         else:
