@@ -562,7 +562,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build from a saved dict; fields given as keywords override it and are validated together with the rest.
 
-        Unknown keys of the dict are kept, with a warning.
+        Unknown keys of the dict are kept, with a warning. A group such as `rope_parameters` is overridden as a whole.
 
         Args:
             config_dict: The result of `to_dict`, or the content of `config.json`.

@@ -47,14 +47,14 @@ class IntermediateLayers:
                 numbers count from the end); all blocks if None.
             return_prefix_tokens: Also return the tokens before the patches.
             norm: Apply the final norm, if it precedes the pooling.
-            stop_early: Skip the blocks after the last one of `indices`; needs `intermediates_only`.
+            stop_early: Skip the blocks after the last one of `indices`; the final tokens are then those after it.
             output_fmt: "NCHW" for maps (B, D, h, w) or "NLC" for tokens (B, N, D).
             intermediates_only: Return only the patches after those blocks, not the final tokens.
             output_dict: Return a dict with `image_features`, `image_intermediates` and `image_intermediates_prefix`.
 
         Returns:
-            The normalised tokens after the last block, of shape (B, L, D), and the patches after each chosen block: a
-            list in the order of the blocks; with `return_prefix_tokens` a list of pairs of patches and prefix tokens.
+            The normalised tokens after the last block run, of shape (B, L, D), and the patches after each chosen block:
+            a list in the order of the blocks; with `return_prefix_tokens` a list of pairs of patches and prefix tokens.
 
         Raises:
             ValueError: A block does not exist, `output_fmt` is unknown, or the pixels do not fit the model.
@@ -64,7 +64,7 @@ class IntermediateLayers:
         vit, numbers = self.base_model, self._block_numbers(indices)
         pixel_values = as_weights(pixel_values, vit)
         tokens = tokens_of(self.config, pixel_values)
-        depth = max(numbers) + 1 if stop_early and intermediates_only else None
+        depth = max(numbers) + 1 if stop_early else None
         stages = [number + 1 for number in numbers]
         hidden_states, chosen = vit.encode(pixel_values, tokens, stages=stages, num_layers=depth)
         if norm:

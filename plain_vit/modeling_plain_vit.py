@@ -120,6 +120,7 @@ PATCH_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "conv": PlainViTPatchEmbeddings,
     "linear": LinearPatchEmbeddings,
     "shifted": ShiftedPatchEmbeddings,
+    "resnet": ResNetPatchEmbeddings,  # with a `resnet_stem`
 }
 POSITION_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module | None]] = {
     "learned": PlainViTPositionEmbedding,
@@ -140,8 +141,7 @@ class PlainViTEmbeddings(nn.Module):
         self.num_channels = config.num_channels
         self.positions_on_prefix = config.position_embedding_on_prefix
         self.register_tokens_last = config.register_tokens_last
-        stem = ResNetPatchEmbeddings if config.resnet_stem is not None else None
-        self.patch_embeddings = (stem or PATCH_EMBEDDINGS[config.patch_projection])(config)
+        self.patch_embeddings = PATCH_EMBEDDINGS["resnet" if config.resnet_stem else config.patch_projection](config)
 
         def tokens(count: int) -> nn.Parameter | None:
             return nn.Parameter(torch.zeros(1, count, config.hidden_size)) if count else None

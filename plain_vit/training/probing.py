@@ -451,7 +451,10 @@ def check_shots(labels: torch.Tensor, classes: int, shots: int) -> None:
 
     Raises:
         DataError: A class has fewer.
+        TrainingError: The number is below 1.
     """
+    if shots < 1:
+        raise TrainingError(f"Expected 1 or more shots: got {shots}.")
     counts = torch.bincount(labels, minlength=classes)
     fewest = int(counts.argmin())
     if counts[fewest] < shots:

@@ -48,6 +48,7 @@ def assert_equal(ours: Any, theirs: Any) -> None:
         {"indices": 2, "norm": True},
         {"indices": [2, -3], "return_prefix_tokens": True, "output_fmt": "NLC"},
         {"indices": [1], "intermediates_only": True, "stop_early": True},
+        {"indices": [0, 1], "stop_early": True},
         {"output_dict": True, "return_prefix_tokens": True},
         {"output_dict": True, "intermediates_only": True},
     ],

@@ -79,6 +79,8 @@ def test_shots_are_as_many_of_each_class_and_seeded():
     assert not torch.equal(rows, choose_shots(labels, 3, 4, seed=2))
     with pytest.raises(DataError, match="Class 1 has 10 training images, fewer than 11"):
         choose_shots(torch.cat([labels, torch.tensor([0, 2])]), 3, 11, seed=0)
+    with pytest.raises(TrainingError, match="1 or more shots: got 0"):
+        choose_shots(labels, 3, 0, seed=0)
 
 
 def test_more_shots_tell_more_and_each_seed_is_one_answer():

@@ -35,8 +35,10 @@ def few_shots(train: Dataset, shots: int, names: Sequence[str], seed: int) -> Da
     """Return `shots` random rows of each class.
 
     Raises:
-        DataError: A class has fewer rows.
+        DataError: A class has fewer rows, or the number is below 1.
     """
+    if shots < 1:
+        raise DataError(f"shots_per_class is {shots}: expected at least 1.")
     labels = np.asarray(train["label"])
     rng = np.random.default_rng(seed)
     kept: list[np.ndarray] = []
