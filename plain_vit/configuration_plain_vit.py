@@ -245,7 +245,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         mlp_inner_norm: Normalise inside the MLP, after the activation (BEiT-3).
         hidden_act: Activation of the MLP. "gelu" is exact; "gelu_pytorch_tanh" is JAX's default approximation.
         layer_scale_init_value: Initial value of the learned gain on each residual branch; None for no gain.
-        layer_scale_on_mlp: Give the branch of the MLP a gain too (Sapiens2 does not).
+        scale_mlp_branch: Give the branch of the MLP a LayerScale too (Sapiens2 does not).
         final_norm: Position of the last norm: "before_pooling", "after_pooling", "both" or "none".
         pooling: "cls", "mean", "max", "mean_max" (their average), "cls_mean" (class token and mean concatenated, twice
             as wide: DINOv2's head), "map" (attention pooling), "query" (attention pooling without an MLP: AIMv2's),
@@ -345,7 +345,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     mlp_inner_norm: bool = False
     hidden_act: str = "gelu"
     layer_scale_init_value: float | int | None = None
-    layer_scale_on_mlp: bool = True
+    scale_mlp_branch: bool = True
 
     final_norm: Literal["before_pooling", "after_pooling", "both", "none"] = "before_pooling"
     pooling: Literal[

@@ -241,7 +241,7 @@ class PlainViTLayer(GradientCheckpointingLayer):
         self.layer_scale1 = layer_scale_or_none(config)
         self.layernorm_after = norm_or_identity(config, True)
         self.mlp = mlp(config)
-        self.layer_scale2 = layer_scale_or_none(config, config.layer_scale_on_mlp)
+        self.layer_scale2 = layer_scale_or_none(config, config.scale_mlp_branch)
         self.drop_path = stochastic_depth_or_none(config, layer_idx)
 
     def forward(

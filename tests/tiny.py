@@ -81,7 +81,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "rms_all_heads": {"qk_norm": "rms_all_heads"},
     "shared_keys": {
         "num_attention_heads": 4, "num_key_value_heads": 2, "qk_norm": "norm", "layer_scale_init_value": 0.3,
-        "layer_scale_on_mlp": False,
+        "scale_mlp_branch": False,
     },
     "wide_heads": {"head_dim": 12},
     "inner_norms": {"attention_inner_norm": True, "mlp_inner_norm": True},

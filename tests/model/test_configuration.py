@@ -117,8 +117,8 @@ IMPOSSIBLE: list[Any] = [
     ({"num_key_value_heads": 1, "qk_norm": "rms_all_heads"}, 'take qk_norm None or "norm"'),
     ({"num_key_value_heads": 1, "rope_parameters": {"rope_type": "mixed"}}, "set num_key_value_heads=None"),
     ({"attention_type": "differential", "qk_norm": "rms_all_heads"}, 'takes qk_norm None or "norm"'),
-    ({"layer_scale_on_mlp": False}, "set layer_scale_init_value"),
-    ({"layer_scale_on_mlp": False, "layer_scale_init_value": 0.1, "block_type": "parallel"}, 'type "sequential"'),
+    ({"scale_mlp_branch": False}, "set layer_scale_init_value"),
+    ({"scale_mlp_branch": False, "layer_scale_init_value": 0.1, "block_type": "parallel"}, 'type "sequential"'),
     ({"pooling": "map", "num_attention_heads": 3, "head_dim": 8}, "choose a head count that divides it"),
     ({"pooling": "query", "pooling_num_attention_heads": 3}, "choose a head count that divides it"),
     ({"pooling_num_attention_heads": 2}, "set pooling_num_attention_heads=None"),
@@ -168,6 +168,15 @@ def test_every_field_refuses_non_numbers_and_impossible_numbers(name: str, value
         PlainViTConfig(**{name: value})
     assert name in str(caught.value)
     assert len(str(caught.value)) < 1000
+
+
+def test_fields_that_transformers_tests_set_to_almost_zero_are_numbers() -> None:
+    # Its common tests do so to every field whose name has one of these words, to compare initializations.
+    words = ("init_range", "initializer_range", "initializer_factor", "_std", "layer_scale")
+    names = [field.name for field in dataclasses.fields(PlainViTConfig) if any(word in field.name for word in words)]
+    assert "initializer_range" in names
+    for name in names:
+        setattr(tiny_config(), name, 1e-10)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads its own size from /proc")

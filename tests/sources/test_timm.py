@@ -411,7 +411,7 @@ SEPARATE = (None, "eva_separate")  # fewer keys than queries
          EVA_LAYOUTS),
         ({"rope_parameters": {"rope_type": "mixed", "dtype": "weights"}, "num_register_tokens": 2}, Eva, EVA_LAYOUTS),
         ({"key_bias": False, "final_norm": "both"}, Eva, EVA_LAYOUTS),
-        ({"num_key_value_heads": (5, 1, 1), "layer_scale_init_value": 0.3, "layer_scale_on_mlp": False}, Eva, SEPARATE),
+        ({"num_key_value_heads": (5, 1, 1), "layer_scale_init_value": 0.3, "scale_mlp_branch": False}, Eva, SEPARATE),
         ({"num_key_value_heads": 1, "qkv_bias": False, "rope_parameters": {"rope_type": "axial"}}, Eva, SEPARATE),
         ({"pooling": "map", "pool_prefix_tokens": True, "pooling_num_attention_heads": 2,
           "pooling_intermediate_size": 9}, Eva, EVA_LAYOUTS),

@@ -696,7 +696,7 @@ DINOV3 = Family(
 )  # fmt: skip
 SAPIENS2 = Family(
     "sapiens2", SAPIENS2_ROWS, SAPIENS2_ON_DISK, SAPIENS2_SETTINGS,
-    {**DINOV3.fixed, "norm_type": "rms_norm", "layer_scale_on_mlp": False},
+    {**DINOV3.fixed, "norm_type": "rms_norm", "scale_mlp_branch": False},
     (
         *DINOV3.unread, "use_qk_norm", "num_key_value_heads_per_layer", "num_key_value_attention_heads",
         "num_first_full_attention_layers", "num_last_full_attention_layers",

@@ -62,7 +62,7 @@ ARGUMENTS = (
     Argument("pos_drop_rate", 0.0, "embedding_dropout_prob", module=lambda m: m.model.pos_drop.p),
     Argument("patch_drop_rate", 0.0, "patch_dropout_prob", module=lambda m: getattr(m.model.patch_drop, "prob", 0.0)),
     Argument("init_values", None, "layer_scale_init_value", module=lambda m: getattr(m.block, "init_values", None)),
-    Argument("attn_only_layer_scale", False, "layer_scale_on_mlp", NEGATED, module=lambda m: m.attn_only_layer_scale),
+    Argument("attn_only_layer_scale", False, "scale_mlp_branch", NEGATED, module=lambda m: m.attn_only_layer_scale),
     Argument("class_token", True, "use_class_token", module=lambda m: m.model.cls_token is not None),
     Argument("num_reg_tokens", 0, "num_register_tokens",
              module=lambda m: 0 if m.model.reg_token is None else m.model.reg_token.shape[1]),
@@ -149,7 +149,7 @@ def joint_fields(given: Mapping[str, Any]) -> dict[str, Any]:
         "block_type": "post_norm" if given["use_post_norm"] else "sequential",
         "key_bias": given["attn_type"] == "rope" or not given["qkv_bias"],
         "layer_scale_init_value": given["init_values"] if has_scale else None,
-        "layer_scale_on_mlp": not (has_scale and given["attn_only_layer_scale"]),
+        "scale_mlp_branch": not (has_scale and given["attn_only_layer_scale"]),
         "num_key_value_heads": given["num_kv_heads"] if _shares_heads(given) else None,
         "final_norm": norms.get((bool(before), bool(after)), "none"),
     }
