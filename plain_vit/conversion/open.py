@@ -238,16 +238,17 @@ def _inspect_foreign(
     stripped = strip_wrappers(name for name in checkpoint.tensors if name not in losses)
     tensors = LazyTensors({short: checkpoint.tensors.entries[name] for name, short in stripped.names.items()})
     refuse_adapters(tensors, str(source))
+    inner, tensors, around = _model_inside(source, settings, tensors)
     names = (tensors, FORMATS, str(source), checkpoint.tensors, checkpoint.wrappers)
     if format is None:
-        refuse_settings(settings, FORMATS, str(source))
+        refuse_settings(inner, FORMATS, str(source))
     origin = recognise(*names) if format is None else format_named(format)
     require(origin, *names)
     refuse_unknown_architecture(hints, origin, FORMATS, str(source))
     unread = origin.unread(tensors.meta())
     tensors = LazyTensors({name: entry for name, entry in tensors.entries.items() if name not in unread})
     heads = read_heads(origin, tensors, hints, checkpoint.wrappers)
-    foreign = ForeignCheckpoint(origin, heads.tensors, settings)
+    foreign = ForeignCheckpoint(origin, heads.tensors, inner)
     if heads.dropped:
         hints = replace(hints, drop=(HEAD,))
     with _explain_errors(source, bare=not settings):
@@ -273,7 +274,36 @@ def _inspect_foreign(
     notes = [*(f"wrapper {name!r} removed" for name in stripped.prefixes), *foreign.notes, *assumed]
     beside = dict.fromkeys(stripped.counters, "a step counter of the training")
     beside |= dict.fromkeys(losses, "of a loss or a metric of the training")
+    beside |= around
     return Inspected(plan, processor, notes, {**beside, **unread, **heads.dropped})
+
+
+def _model_inside(
+    source: str | os.PathLike[str], settings: Mapping[str, Any], tensors: LazyTensors
+) -> tuple[Mapping[str, Any], LazyTensors, dict[str, str]]:
+    """Return the model inside a larger one, such as the vision tower of LLaVA; a model that is not, is unchanged.
+
+    Returns:
+        The contents of its `config.json`; its tensors, without prefix; and the others, each with the reason.
+
+    Raises:
+        AmbiguousCheckpointError: There are several.
+    """
+    found = {
+        place: one
+        for format in FORMATS.values()
+        for place, one in format.models_inside(settings, tensors.meta()).items()
+    }
+    if not found:
+        return settings, tensors, {}
+    if len(found) > 1:
+        places = [prefix.removesuffix(".") for prefix in found]
+        raise AmbiguousCheckpointError(f"{source} contains several models; which one should be used?", {"key": places})
+    ((prefix, inner),) = found.items()
+    own = {name.removeprefix(prefix): entry for name, entry in tensors.entries.items() if name.startswith(prefix)}
+    others = [name for name in tensors.entries if not name.startswith(prefix)]
+    reason = f"of the rest of the {settings['model_type']}"
+    return inner, LazyTensors(own), dict.fromkeys(others, reason)
 
 
 def _other_dtype(checkpoint: Checkpoint, plan: ConversionPlan) -> Iterator[str]:

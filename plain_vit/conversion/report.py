@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..configuration_plain_vit import PlainViTConfig
-from ..errors import printable
+from ..errors import few, printable
 from .parity import StageDifference
 from .tables.format import NO_TENSOR, UNPROVEN, Inference
 
@@ -96,7 +96,7 @@ class Report:
             *([f"  no tensor shows, {self._remedy}:"] if unproven else []),
             *(f"    {line}" for line in self.unproven_lines()),
             f"  tensors: {self.used} used, {len(self.ignored)} ignored",
-            *(f"    ignored {name}: {reason}" for name, reason in self.ignored.items()),
+            *(f"    ignored {names}: {reason}" for reason, names in self._ignored_by_reason().items()),
             *(f"  note: {note}" for note in self.notes),
         ]
         if self.differences is not None:
@@ -107,6 +107,13 @@ class Report:
             else:
                 lines[-1] += self._condition()
         return printable("\n".join(lines))
+
+    def _ignored_by_reason(self) -> dict[str, str]:
+        """Return the ignored tensors of each reason; of many, the first ones."""
+        names: dict[str, list[str]] = {}
+        for name, reason in self.ignored.items():
+            names.setdefault(reason, []).append(name)
+        return {reason: few(ignored) for reason, ignored in names.items()}
 
     def _condition(self) -> str:
         """Return the unproven settings on which the comparison with a model built from them depends."""

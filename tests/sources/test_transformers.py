@@ -292,8 +292,33 @@ def test_the_tower_of_llava_opens_live_and_from_its_folder(tmp_path: Path) -> No
     assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 32000
     opened = from_checkpoint(tmp_path, verify=True)
     assert opened.report.is_independent
-    for model in (opened.model, from_module(whole, key="model.vision_tower")):
+    whole.save_pretrained(tmp_path / "whole")
+    around = from_checkpoint(tmp_path / "whole", verify=True)
+    assert around.report.is_independent
+    assert set(around.report.ignored.values()) == {"of the rest of the llava"}
+    assert len(str(around.report).splitlines()) < 30  # however many tensors a language model has
+    by_key = from_checkpoint(tmp_path / "whole", key="vision_tower").model
+    for model in (opened.model, around.model, by_key, from_module(whole), from_module(whole, key="model.vision_tower")):
         assert max(stage_differences(tower, eager(model), pixels_for(tower)).values()) == 0.0
+
+
+def test_of_several_towers_the_error_asks_which(tmp_path: Path) -> None:
+    backbone = {"model_type": "dinov2", "hidden_size": 40, "num_hidden_layers": 2, "num_attention_heads": 5,
+                "patch_size": 14, "image_size": 56}  # fmt: skip
+    config = transformers.DepthProConfig(
+        image_model_config=backbone, patch_model_config=backbone, fov_model_config=backbone, patch_size=56,
+        fusion_hidden_size=8, use_fov_model=False, intermediate_hook_ids=[1, 0], intermediate_feature_dims=(8, 8),
+    )  # fmt: skip
+    module: Any = randomize_(transformers.DepthProModel(config)).eval()
+    module.save_pretrained(tmp_path)
+    places = ("encoder.image_encoder.model", "encoder.patch_encoder.model")
+    with pytest.raises(AmbiguousCheckpointError) as caught:
+        from_checkpoint(tmp_path)
+    assert set(caught.value.candidates["key"]) == set(places)
+    for place in places:
+        opened = from_checkpoint(tmp_path, key=place)
+        ours = from_module(module.get_submodule(place)).state_dict()
+        assert all(torch.equal(tensor, ours[name]) for name, tensor in opened.model.state_dict().items())
 
 
 # Files

@@ -94,6 +94,59 @@ def _depth() -> Make:
     )  # fmt: skip
 
 
+# Models around a tower that opens. None has a row in the package: its config.json says where the tower is.
+CLIP_TOWER = {"model_type": "clip_vision_model", **SQUARE}
+HEADLESS = {"model_type": "siglip_vision_model", **SQUARE, "vision_use_head": False}
+BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20, "vocab_size": 50,
+        "pad_token_id": 0}  # fmt: skip
+CAUSAL = {**BERT, "num_key_value_heads": 2, "head_dim": 8}
+
+
+def _around(vision: Mapping[str, Any], text: str, **settings: Any) -> Make:
+    """Return the maker of a model that reads the tokens of a tower beside those of a text."""
+    words = BERT if text.endswith("bert") else CAUSAL
+    return _of(vision_config=vision, text_config={"model_type": text, **words}, **settings)
+
+
+COMPOSITES: dict[str, Make] = {
+    **dict.fromkeys(("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
+                     "LlavaNextVideoForConditionalGeneration"), _around(CLIP_TOWER, "llama")),
+    "VipLlavaForConditionalGeneration": _around(CLIP_TOWER, "llama", vision_feature_layers=[-1, -2]),
+    "LlavaOnevisionForConditionalGeneration": _around(HEADLESS, "qwen2"),
+    "AyaVisionForConditionalGeneration": _around(HEADLESS, "cohere2"),
+    "Cohere2VisionForConditionalGeneration": _around(HEADLESS, "cohere2"),
+    "DeepseekVLForConditionalGeneration": _around(HEADLESS, "llama"),
+    "PaliGemmaForConditionalGeneration": _around(HEADLESS, "gemma", projection_dim=16),
+    "Gemma3ForConditionalGeneration": _around(HEADLESS, "gemma3_text", mm_tokens_per_image=4),
+    "ShieldGemma2ForImageClassification": _around(HEADLESS, "gemma3_text", mm_tokens_per_image=4),
+    "Lfm2VlForConditionalGeneration": _around(
+        {"model_type": "siglip2_vision_model", **NAFLEX, "vision_use_head": False}, "lfm2"
+    ),
+    "ModernVBertModel": _around(HEADLESS, "modernbert"),
+    "UltraVBertModel": _around(HEADLESS, "ultrabert"),
+    "VisionTextDualEncoderModel": _around(CLIP_TOWER, "bert"),
+    "VisionEncoderDecoderModel": _of(
+        encoder={"model_type": "vit", **SQUARE},
+        decoder={"model_type": "trocr", "d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2,
+                 "decoder_ffn_dim": 20, "vocab_size": 50, "add_cross_attention": True,
+                 "cross_attention_hidden_size": 40},
+    ),
+    "T5Gemma2ForConditionalGeneration": _of(
+        encoder={"model_type": "t5gemma2_encoder", "vision_config": HEADLESS, "mm_tokens_per_image": 4,
+                 "text_config": {"model_type": "t5gemma2_text", **CAUSAL}},
+        decoder={"model_type": "t5gemma2_decoder", **CAUSAL},
+    ),
+    "CHMv2ForDepthEstimation": _of(
+        backbone_config={"model_type": "dinov3_vit", **SQUARE, "out_indices": [0, 1, 2, 3],
+                         "reshape_hidden_states": False},
+    ),
+    "ZoeDepthForDepthEstimation": _of(
+        backbone_config={"model_type": "beit", **SQUARE, "out_indices": [0, 1, 2, 3], "reshape_hidden_states": False},
+        neck_hidden_sizes=[6, 8, 10, 12], fusion_hidden_size=4, bottleneck_features=6, num_relative_features=4,
+        num_attractors=[2, 2, 2, 2], bin_embedding_dim=6, patch_size=14,
+    ),
+}  # fmt: skip
+
 LABELS = {"num_labels": 7}
 BEIT = {"layer_scale_init_value": 0.3, "layer_norm_eps": 1e-6, "drop_path_rate": 0.0}
 _CASES: dict[str, Callable[[str], Any]] = {
@@ -216,6 +269,7 @@ _CASES: dict[str, Callable[[str], Any]] = {
     "Aimv2VisionModel": _of(**SQUARE),
     "Aimv2VisionModel without a head, with biases": _of(**SQUARE, use_head=False, qkv_bias=True, mlp_bias=True),
     "Aimv2Model": _joint(projection_dim=11),
+    **COMPOSITES,
 }  # fmt: skip
 CASES: dict[str, Callable[[], Any]] = {
     case: functools.partial(make, case.split()[0].rstrip(",")) for case, make in _CASES.items()
@@ -244,28 +298,15 @@ REORDERED = {
     "InternVLVisionModel, queries": "as for Aimv2",
     "QianfanOCR": "as for Aimv2",
     "Sapiens2": "as for Aimv2",
+    "Lfm2Vl": "the tower is SigLIP 2's, which resamples positions image by image",
     "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
 }
 # The same for transformers before these releases.
 REORDERED_BEFORE = {"ChineseCLIP": (5, 6), "Beit": (5, 9), "Dinov2": (5, 18)}
-# Classes with more parts than the supported model, and the paths of the other parts.
+# Models whose tower is of no class that opens by itself, and its place.
 ENCODERS = {
-    "BeitBackbone": "beit", "BeitForMaskedImageModeling": "beit",
-    "ViTMAEForPreTraining": "vit", "CLIPSegForImageSegmentation": "clip.vision_model",
     "OwlViTForObjectDetection": "owlvit.vision_model", "Owlv2ForObjectDetection": "owlv2.vision_model",
-    "GitModel": "image_encoder", "GitForCausalLM": "git.image_encoder", "InternVLModel": "vision_tower",
-    "InternVLForConditionalGeneration": "model.vision_tower", "QianfanOCRModel": "vision_tower",
-    "QianfanOCRForConditionalGeneration": "model.vision_tower",
-    **dict.fromkeys(TASKS, "model"),
-    "DepthAnythingForDepthEstimation": "backbone",
-    "PromptDepthAnythingForDepthEstimation": "backbone",
-    **dict.fromkeys(
-        ("SiglipModel", "Siglip2Model", "Aimv2Model", "AltCLIPModel", "ChineseCLIPModel", "CLIPSegModel", "OwlViTModel",
-         "Owlv2Model", "BlipModel", "BlipForConditionalGeneration", "BlipForQuestionAnswering",
-         "BlipForImageTextRetrieval", "Blip2Model", "Blip2ForConditionalGeneration", "Blip2ForImageTextRetrieval",
-         "Blip2VisionModelWithProjection", "InstructBlipModel", "InstructBlipForConditionalGeneration"),
-        "vision_model",
-    ),
+    "OwlViTModel": "vision_model", "Owlv2Model": "vision_model",
 }  # fmt: skip
 
 
@@ -300,8 +341,8 @@ def in_bfloat16(module: Any) -> Any:
 
 def size_of(module: Any) -> tuple[int, int]:
     """Return the height and width of the images that a module was made for, in pixels."""
-    towers = [getattr(module.config, name, None) for name in ("vision_config", "backbone_config")]
-    tower = next(filter(None, towers), module.config)
+    tower = tower_of(module).config
+    tower = getattr(tower, "vision_config", tower)
     if hasattr(tower, "num_patches"):  # from its grid of positions
         return (math.isqrt(tower.num_patches) * tower.patch_size,) * 2
     own = tower.image_size
@@ -327,7 +368,18 @@ def opens_as(module: nn.Module, layout: str) -> bool:
 
 def tower_of(module: Any) -> Any:
     """Return the part of a model that computes the tokens of images."""
-    return module.get_submodule(ENCODERS.get(type(module).__name__, ""))
+    if (path := ENCODERS.get(type(module).__name__)) is not None:
+        return module.get_submodule(path)
+    known = (*ARCHITECTURES, *CONTAINERS)  # a class that opens by itself rather than one around it
+    parts = [part for part in module.modules() if type(part).__name__ in known]
+    return min(parts, key=lambda part: type(part).__name__ not in ARCHITECTURES, default=module)
+
+
+def layout_of(module: Any) -> str:
+    """Return the class that opens; it may be a part of the module."""
+    name = type(module).__name__
+    name = name if name in CONTAINERS else type(tower_of(module)).__name__
+    return CONTAINERS[name].holds if name in CONTAINERS else name
 
 
 @torch.no_grad()

@@ -370,6 +370,14 @@ class Format(ABC):
         """Return a description of the unsupported model that a `config.json` of this source describes, if any."""
         return None
 
+    def models_inside(self, settings: Mapping[str, Any], tensors: StateDict) -> Mapping[str, Mapping[str, Any]]:
+        """Return the models inside a larger one that a `config.json` describes, if any.
+
+        Returns:
+            For the prefix of the tensors of each model, the contents of a `config.json` of its own.
+        """
+        return {}
+
     def contains_model(self, module: nn.Module) -> bool:
         """Return whether a live module is of a class known to contain a model together with unrelated parts."""
         return False

@@ -27,7 +27,6 @@ from .families import (
     LAYER,
     POOLER_ROWS,
     TABLE,
-    TOWER_CONFIGS,
     Architecture,
     gated_width,
 )
@@ -391,4 +390,4 @@ def config_json(name: str, found: Bare) -> dict[str, Any]:
     own = ("architectures", "num_labels")
     tower = {key: value for key, value in settings.items() if key not in own}
     beside = {key: settings[key] for key in own if key in settings}
-    return {"model_type": outer, TOWER_CONFIGS.get(outer, "vision_config"): tower, **beside}
+    return {"model_type": outer, "vision_config": tower, **beside}

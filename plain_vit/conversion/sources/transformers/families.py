@@ -900,33 +900,8 @@ TEXT = (
     ("logit_bias", "compares images with texts"),
 )
 BESIDE = (*TEXT, ("visual_projection.*", "the projection beside the text model's"))
-LANGUAGE = (  # none of these patterns may match a tower's own names
-    *(
-        (f"embeddings.{name}.*", "of the language model")
-        for name in ("word_embeddings", "position_embeddings", "LayerNorm")
-    ),
-    ("encoder.layer.*", "the language model"),
-    ("visual_projection.*", "to the language model"),
-)
 DETECTION = tuple(
     (f"{name}.*", "of the detector") for name in ("box_head", "class_head", "objectness_head", "layer_norm")
-)
-MATCHING = tuple((f"{name}.*", "compares images with texts") for name in ("itm_head", "vision_proj*"))
-CAUSAL = tuple(  # with the prefix of modules, or without it, as in files
-    (f"{prefix}{name}.*", reason)
-    for prefix in ("", "model.")
-    for name, reason in (
-        ("language_model", "the language model"),
-        ("multi_modal_projector", "the projection to the language model"),
-        ("lm_head", "of the language model"),
-    )
-)
-PROJECTOR = (("mlp1.*", "the projection to the language model"),)
-DEPTH = (("neck.*", "of the estimation of depth"), ("head.*", "of the estimation of depth"))
-QFORMER = (
-    ("qformer.*", "the model that queries the tokens"),
-    ("query_tokens", "of the model that queries the tokens"),
-    ("language_*", "the language model and the projection to it"),
 )
 
 
@@ -952,46 +927,15 @@ CONTAINERS = {
     },
     "CLIPModel": Container("CLIPVisionModelWithProjection", TEXT, whole=True),
     "MetaClip2Model": Container("MetaClip2VisionModelWithProjection", TEXT, whole=True),
-    "AltCLIPModel": Container("AltCLIPVisionModel", BESIDE),
-    "ChineseCLIPModel": Container("ChineseCLIPVisionModel", BESIDE),
-    "CLIPSegModel": Container("CLIPSegVisionModel", BESIDE),
-    "CLIPSegForImageSegmentation": Container(
-        "CLIPSegVisionModel", (*_inside(BESIDE, "clip"), ("decoder.*", "the decoder of masks"))
-    ),
     "OwlViTModel": Container("OwlViTVisionModel", BESIDE, whole=True),
     "OwlViTForObjectDetection": Container("OwlViTVisionModel", (*_inside(BESIDE, "owlvit"), *DETECTION)),
     "Owlv2Model": Container("Owlv2VisionModel", BESIDE, whole=True),
     "Owlv2ForObjectDetection": Container("Owlv2VisionModel", (*_inside(BESIDE, "owlv2"), *DETECTION)),
-    "GitModel": Container("GitVisionModel", LANGUAGE),
-    "GitForCausalLM": Container("GitVisionModel", (*_inside(LANGUAGE, "git"), ("output.*", "of the language model"))),
-    "BlipModel": Container("BlipVisionModel", BESIDE),
-    "BlipForConditionalGeneration": Container("BlipVisionModel", TEXT),
-    "BlipForQuestionAnswering": Container("BlipVisionModel", TEXT),
-    "BlipForImageTextRetrieval": Container("BlipVisionModel", (*TEXT, *MATCHING)),
-    "Blip2Model": Container("Blip2VisionModel", QFORMER),
-    "Blip2ForConditionalGeneration": Container("Blip2VisionModel", QFORMER),
-    "Blip2ForImageTextRetrieval": Container("Blip2VisionModel", (*QFORMER, *TEXT, *MATCHING, *LANGUAGE[:3])),
-    "Blip2VisionModelWithProjection": Container("Blip2VisionModel", (*QFORMER, *MATCHING)),
-    "InstructBlipModel": Container("InstructBlipVisionModel", QFORMER),
-    "InstructBlipForConditionalGeneration": Container("InstructBlipVisionModel", QFORMER),
-    "InternVLModel": Container("InternVLVisionModel", CAUSAL),
-    "InternVLForConditionalGeneration": Container("InternVLVisionModel", CAUSAL),
-    "QianfanOCRModel": Container("QianfanOCRVisionModel", (*CAUSAL, *PROJECTOR)),
-    "QianfanOCRForConditionalGeneration": Container("QianfanOCRVisionModel", (*CAUSAL, *PROJECTOR)),
-    "DepthAnythingForDepthEstimation": Container("Dinov2Model", DEPTH),
-    "PromptDepthAnythingForDepthEstimation": Container("Dinov2Model", DEPTH),
     "SiglipModel": Container("SiglipVisionModel", TEXT),
     "Siglip2Model": Container("Siglip2VisionModel", TEXT),
-    "Aimv2Model": Container("Aimv2VisionModel", BESIDE),
 }
-# Models whose configuration contains the vision tower's, as `vision_config` or under the name in `TOWER_CONFIGS`.
+# Models whose configuration contains that of the vision tower, and classes of which more than the tower opens.
 COMPOSITES = {
-    "clip": "clip_vision_model", "metaclip_2": "metaclip_2_vision_model", "altclip": "altclip_vision_model",
-    "chinese_clip": "chinese_clip_vision_model", "clipseg": "clipseg_vision_model", "owlvit": "owlvit_vision_model",
-    "owlv2": "owlv2_vision_model", "git": "git_vision_model", "blip": "blip_vision_model",
-    "blip-2": "blip_2_vision_model", "instructblip": "instructblip_vision_model", "siglip": "siglip_vision_model",
-    "siglip2": "siglip2_vision_model",
-    "aimv2": "aimv2_vision_model", "internvl": "internvl_vision", "qianfan_ocr": "qianfan_ocr_vision",
-    "depth_anything": "dinov2", "prompt_depth_anything": "dinov2",
+    "clip": "clip_vision_model", "metaclip_2": "metaclip_2_vision_model", "owlvit": "owlvit_vision_model",
+    "owlv2": "owlv2_vision_model", "siglip": "siglip_vision_model", "siglip2": "siglip2_vision_model",
 }  # fmt: skip
-TOWER_CONFIGS = {"depth_anything": "backbone_config", "prompt_depth_anything": "backbone_config"}

@@ -63,7 +63,6 @@ from .families import (
     SAPIENS2,
     SIGLIP,
     SIGLIP2,
-    TOWER_CONFIGS,
     UNREAD_HEAD,
     UNREAD_NORM,
     UNREAD_POOLER,
@@ -157,9 +156,19 @@ class TransformersFormat(Format):
 
     def settings_of_others(self, settings: Mapping[str, Any]) -> str | None:
         """Return the type of a transformers model that plain-vit does not open, whatever its tensors are called."""
-        model_type = settings.get("model_type")
-        known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
-        return f"transformers' {_closed(str(model_type))}" if known and model_type not in MODEL_TYPES else None
+        return None if (model_type := _other_type(settings)) is None else f"transformers' {_closed(model_type)}"
+
+    def models_inside(self, settings: Mapping[str, Any], tensors: StateDict) -> Mapping[str, Mapping[str, Any]]:
+        """Return the vision towers of a model that does not open as a whole, such as LLaVA."""
+        if (model_type := _other_type(settings)) is None:
+            return {}
+        towers = _towers_in(_read_config(CONFIG_MAPPING[model_type], settings))
+        found: dict[str, list[dict[str, Any]]] = {}
+        for prefix in sorted(_prefixes(tensors)):
+            own = {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
+            fitting = [one for one in towers if _unread(one["architectures"][0], one, own, Hints()) is not None]
+            found |= {prefix: fitting} if fitting else {}
+        return {prefix: fitting[0] for prefix, fitting in found.items()}
 
     def unread(self, tensors: StateDict) -> dict[str, str]:
         """Return mask tokens outside the embeddings; inside the embeddings they are kept."""
@@ -175,7 +184,7 @@ class TransformersFormat(Format):
 
     def contains_model(self, module: nn.Module) -> bool:
         """Return whether a live module is of a class that contains a vision tower and other parts."""
-        return type(module).__module__.startswith("transformers.models.") and type(module).__name__ in CONTAINERS
+        return type(module).__module__.startswith("transformers.models.")
 
     def describe_module(self, module: Any, hints: Hints) -> Description:
         """Read the configuration of a live module. It determines everything, so no hints are needed.
@@ -424,9 +433,31 @@ def _changed_values(module: PreTrainedModel) -> list[str]:
     return faults
 
 
+def _other_type(settings: Mapping[str, Any]) -> str | None:
+    """Return the `model_type` of a `config.json` if it is of transformers, and of no model that opens as a whole."""
+    model_type = settings.get("model_type")
+    known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+    return str(model_type) if known and model_type not in MODEL_TYPES else None
+
+
+def _towers_in(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """Return the different configurations of encoders inside another, each with the class of an encoder."""
+    towers: list[dict[str, Any]] = []
+    for inner in (one for one in vars(config).values() if isinstance(one, PreTrainedConfig)):
+        name = next((name for name, one in ARCHITECTURES.items() if one.family.model_type == inner.model_type), None)
+        found = [{**inner.to_dict(), "architectures": [name]}] if name else _towers_in(inner)
+        towers += [one for one in found if one not in towers]
+    return towers
+
+
+def _prefixes(names: Collection[str]) -> set[str]:
+    """Return the prefixes of all encoders."""
+    return {name.removesuffix(end) for name in names for end in PATCHES if name.endswith(end)}
+
+
 def _prefix(names: Collection[str]) -> str | None:
     """Return the prefix of the encoder; None if there is no encoder."""
-    found = {name.removesuffix(end) for name in names for end in PATCHES if name.endswith(end)}
+    found = _prefixes(names)
     if found == {""} and any(name.startswith("beit.layernorm.") for name in names):
         return "beit."  # transformers saves a BeitBackbone with this prefix on the norm only
     return found.pop() if len(found) == 1 else None
@@ -434,7 +465,7 @@ def _prefix(names: Collection[str]) -> str | None:
 
 def _tower_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the vision tower's configuration if `config` contains one, otherwise `config` itself."""
-    return getattr(config, TOWER_CONFIGS.get(config.model_type, "vision_config"), config)
+    return getattr(config, "vision_config", config)
 
 
 def _prefixed(source: str | tuple[str, ...], prefix: str) -> str | tuple[str, ...]:
@@ -560,11 +591,7 @@ def _describe(
     """
     container = CONTAINERS.get(name)
     architecture = ARCHITECTURES[container.holds if container else name]
-    kind = config_class(name, settings["model_type"])
-    try:
-        whole: PreTrainedConfig = kind.from_dict(dict(settings))
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        raise CheckpointError(f"transformers itself refuses this configuration: {error}") from error
+    whole = _read_config(config_class(name, settings["model_type"]), settings)
     family, said = architecture.family, whole.to_dict()
     outer = {}
     if settings["model_type"] in COMPOSITES:
@@ -594,6 +621,19 @@ def _describe(
     if architecture.masked:
         config.architectures = [MASKED]
     return config, _remarks(architecture, config, said), ignored
+
+
+def _read_config(kind: type[PreTrainedConfig], settings: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return a configuration of transformers.
+
+    Raises:
+        CheckpointError: transformers refuses it.
+    """
+    try:
+        config: PreTrainedConfig = kind.from_dict(dict(settings))
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise CheckpointError(f"transformers itself refuses this configuration: {error}") from error
+    return config
 
 
 def _read_head(
