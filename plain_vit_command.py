@@ -1,276 +1,39 @@
-"""Argument parser of the `plain-vit` command, without torch.
+"""The `plain-vit` command: a table of its commands with their arguments, read without torch.
 
-`plain_vit/cli.py` implements the commands. Importing it takes seconds, because the package registers its classes with
-transformers, so it is imported only after the arguments are valid.
+`plain_vit/cli.py` implements the commands. Importing torch and transformers takes seconds, so that happens only after
+the words are found valid: `light_package` makes the package's modules importable without its `__init__`.
 """
 
-import argparse
+import importlib.metadata
+import importlib.util
 import os
-import re
 import runpy
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from argparse import SUPPRESS, BooleanOptionalAction, Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any
 
 FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "open_clip", "google")
 ENGINES = ("onnx", "openvino")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
-WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")
-# Commands that run a script of `examples/` with the remaining arguments: (script, help text, example).
-SCRIPTS = {
-    "finetune": ("finetune_image_classification", "train an image classifier", "--output_dir runs/digits"),
-    "evaluate": ("evaluate_image_classification", "evaluate a classifier on labelled images", "--output digits.json"),
-    "pretrain": ("pretrain_masked_patches", "pre-train without labels", "--output_dir runs/masked"),
-    "probe": ("linear_probe", "evaluate frozen features", "--output_dir runs/probe"),
-}
-ENGINE_OPTIONS = ("precision", "dynamic_size", "calibration", "tolerance")  # fields of `EngineOptions`
 FEATURES = ("pooled", "cls", "mean", "cls_mean", "patches")
 MAPS = ("pca", "umap")
-HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 INTERRUPTED = 130  # the shells' exit code for Ctrl-C
-NOT_FOUND = 3  # the exit code of a CheckpointError
+NO_TORCH = ("examples",)  # commands that do without
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        arguments: The command line after the program name (default: `sys.argv[1:]`).
-
-    Returns:
-        The exit code: 0, or the exit code of the error class (see `plain_vit.errors`).
-    """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        if words and words[0] in SCRIPTS:
-            return start_script(words[0], words[1:])
-        options = parser().parse_args(words)
-        options.words = words
-        for name in options.reads:
-            if (path := missing(getattr(options, name))) is not None:
-                print(f"plain-vit: {path!r} does not exist, and is not a Hub id (user/name)", file=sys.stderr)
-                return NOT_FOUND
-        return with_package(options)
-    except KeyboardInterrupt:
-        print("plain-vit: interrupted", file=sys.stderr)
-        return INTERRUPTED
+class Source(str):
+    """An argument that names a checkpoint: refused at once if it is neither here nor a Hub id."""
 
 
-def start_script(command: str, words: list[str]) -> int:
-    """Run an example script as its `__main__`."""
-    script = str(examples_folder() / f"{SCRIPTS[command][0]}.py")
-    before, sys.argv = sys.argv, [script, *words]
-    try:
-        runpy.run_path(script, {"PROGRAM": f"plain-vit {command}"}, run_name="__main__")
-    finally:
-        sys.argv = before
-    return 0
-
-
-def examples_folder() -> Path:
-    """Return the folder of the examples: inside the installed package, or beside it in a checkout."""
-    here = Path(__file__).absolute().parent
-    return next(folder for folder in (here / "plain_vit" / "examples", here / "examples") if folder.is_dir())
-
-
-def with_package(options: argparse.Namespace) -> int:
-    """Import the package and run the command."""
-    in_main = threading.current_thread() is threading.main_thread()
-    if ours := in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, leave)
-    try:
-        # The slowest import, which most commands need: do it while Ctrl-C exits at once.
-        from plain_vit import cli, conversion  # noqa: F401
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-    return cli.run(options)
-
-
-def leave(number: int, frame: Any) -> None:
-    """Exit at once: nothing has started yet, and an exception raised during an import may surface as another one."""
-    os.write(2, b"plain-vit: interrupted\n")
-    os._exit(INTERRUPTED)
-
-
-def missing(named: Any) -> str | None:
-    """Return the first of these paths that does not exist and cannot be the id of a Hub repository."""
-    for path in map(str, named if isinstance(named, list) else [named]):
-        if not os.path.exists(path) and (not HUB_ID.fullmatch(path) or path.endswith(WEIGHTS)):
-            return path
-    return None
-
-
-Command = Callable[..., argparse.ArgumentParser]
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
-    main_parser = Parser(
-        prog="plain-vit",
-        description="Inspect, convert, verify, export and use Vision Transformer checkpoints.",
-    )
-    main_parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version and exit")
-    commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(name: str, help: str, example: str, reads: Sequence[str] = ()) -> argparse.ArgumentParser:
-        added = commands.add_parser(
-            name, help=help, description=help, epilog=f"example: plain-vit {name} {example}".rstrip()
-        )
-        added.add_argument("--debug", action="store_true", help="show the stack trace of an error")
-        added.set_defaults(command=name, reads=reads, refuse=added.error)
-        return added
-
-    add_conversions(command)
-    add_uses(command)
-    add_browsing(command)
-    for name, (script, text, last) in SCRIPTS.items():
-        text = f"{text} (the options are those of {script}.py: {name} --help)"
-        example = f"example: plain-vit {name} --model glyphs --dataset digits {last}"
-        commands.add_parser(name, help=text, description=text, epilog=example, add_help=False)
-    add_others(command)
-    return main_parser
-
-
-def add_conversions(command: Command) -> None:
-    """Add the commands that open and write checkpoints."""
-    text = "report the format and config of a checkpoint, what was inferred and what is missing"
-    added = command("inspect", text, "vit.pt --num-attention-heads 12", ["source"])
-    added.add_argument("source", help="file, folder or Hub id")
-    add_hints(added)
-
-    text = "convert a plain ViT checkpoint to a Hugging Face folder"
-    added = command("convert", text, "vit_b_16-c867db91.pth vit-b-16", ["source"])
-    added.add_argument("source", help="file, folder or Hub id")
-    added.add_argument("out", type=Path, nargs="?", help="new or empty folder; optional with --push")
-    added.add_argument("--no-verify", action="store_true", help="skip the comparison with the source's own package")
-    added.add_argument(
-        "--force", action="store_true", help="replace OUT; a folder with other files is renamed and kept"
-    )
-    added.add_argument("--push", metavar="REPO", help="upload the folder to this Hub repository (user/name)")
-    added.add_argument("--private", action="store_true", help="make that repository private")
-    add_hints(added)
-
-    text = "print the largest difference between two checkpoints, stage by stage, and fail if it is too large"
-    added = command("verify", text, "vit_b_16-c867db91.pth vit-b-16", ["a", "b"])
-    added.add_argument("a", help="file, folder or Hub id; the options describe this one")
-    added.add_argument("b", help="file, folder or Hub id")
-    allowed = "largest difference that passes, relative to the largest value of its stage (default: 1e-5)"
-    added.add_argument("--tolerance", type=share, metavar="NUMBER", help=allowed)
-    add_hints(added)
-
-    text = "write a checkpoint in the format of another package, or as the graph of an inference engine"
-    added = command("export", text, "vit-b-16 timm-folder --to timm", ["source"])
-    added.add_argument("source", help="file, folder or Hub id")
-    folders = ", ".join(("timm", "transformers", *ENGINES))
-    added.add_argument("out", type=Path, help=f"new or empty folder for {folders}; new file for the others")
-    added.add_argument("--to", required=True, choices=(*FORMATS, *ENGINES), help="the package or the engine")
-    added.add_argument("--to-layout", help="one of that format's layouts (default: the current one)")
-    added.add_argument("--no-image-processor", action="store_true", help="write only the model")
-    added.add_argument(
-        "--force", action="store_true", help="replace OUT; a folder with other files is renamed and kept"
-    )
-    add_engine_options(added)
-    add_hints(added)
-
-
-def add_engine_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of an export to an engine."""
-    engine = command.add_argument_group(f"engines ({', '.join(ENGINES)})")
-    engine.add_argument("--precision", choices=PRECISIONS, help="precision of the weights (default: float32)")
-    engine.add_argument(
-        "--dynamic-size", action="store_true", default=None, help="take every size that the patch size divides"
-    )
-    images = "for int8: images that set the ranges, and on which the accuracy is measured before and after"
-    engine.add_argument("--calibration", type=Path, metavar="FOLDER", help=images)
-    allowed = "largest difference of an output that passes, relative to its largest value (default: by the precision)"
-    engine.add_argument("--tolerance", type=share, metavar="NUMBER", help=allowed)
-
-
-def add_uses(command: Command) -> None:
-    """Add the commands that run a model on images."""
-    text = "print the likeliest classes of image files"
-    added = command("predict", text, "cat.jpg dog.jpg --model vit-b-16", ["images", "model"])
-    add_images_and_model(added)
-    added.add_argument("--top", type=int, default=5, help="classes of each image (default: 5)")
-    shown = added.add_mutually_exclusive_group()
-    shown.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    shown.add_argument("--csv", action="store_true", help="print CSV instead of a table")
-    add_hints(added)
-
-    text = "write the features of image files to a parquet file"
-    added = command("embed", text, "cat.jpg dog.jpg --model vit-b-16 --out features.parquet", ["images", "model"])
-    add_images_and_model(added)
-    added.add_argument("--out", required=True, type=Path, help="new .parquet file")
-    kinds = "what a classifier would read (default); class token, mean of the patches, both; or the grid of patches"
-    added.add_argument("--feature", choices=FEATURES, default="pooled", help=kinds)
-    added.add_argument("--force", action="store_true", help="replace OUT")
-    add_hints(added)
-
-    text = "draw attention and other figures of a model on images: one page, PNG files and arrays"
-    added = command("show", text, "cat.jpg dog.jpg --model vit-b-16 --out page", ["images", "model"])
-    add_images_and_model(added)
-    added.add_argument("--compare", help="a second model, shown side by side with the first")
-    place = "place in the first image to compare all patches with: 0 0 top left, 1 1 bottom right (default: 0.5 0.5)"
-    added.add_argument("--point", type=float, nargs=2, default=(0.5, 0.5), metavar=("DOWN", "ACROSS"), help=place)
-    added.add_argument("--out", required=True, type=Path, help="new or empty folder")
-    add_hints(added)
-
-
-def add_browsing(command: Command) -> None:
-    """Add the command that writes a page of many images."""
-    text = "write a page to look through the images of features or predictions: a map, neighbours, mistakes"
-    added = command("browse", text, "features --predictions predictions --out page")
-    added.add_argument("features", help="parquet file, or output folder of extract_features.py or predict.py")
-    added.add_argument("--out", required=True, type=Path, help="new or empty folder")
-    added.add_argument("--predictions", metavar="PATH", help="predictions for the same images, joined by row")
-    added.add_argument("--column", help="column of features (default: feature, or the only one)")
-    added.add_argument("--map", choices=MAPS, default="pca", help="how images are placed (umap: with umap-learn)")
-    source = "where the images and true labels are, if not in the files of the column path: as for finetune"
-    added.add_argument("--dataset", help=source)
-    added.add_argument("--dataset-subset", "--dataset_subset", help="configuration of a dataset that has several")
-    added.add_argument("--split", help="split of the dataset (default: that of the run, else train)")
-    added.add_argument("--image-column", "--image_column", help="image column of the dataset, if there are several")
-    labels = "column of true labels, of the dataset if one is given (default: found by its type or name)"
-    added.add_argument("--label-column", "--label_column", help=labels)
-    matching = "match true labels with the model's classes by name or by number, as evaluate does; none: leave them out"
-    choices = ("name", "number", "none")
-    added.add_argument("--labels-by", "--labels_by", choices=choices, default="name", help=matching)
-
-
-def add_others(command: Command) -> None:
-    """Add the commands for the Hub, the examples and bug reports."""
-    added = command("push", "upload the folder of a saved model to the Hub, in one commit", "vit-b-16 user/vit-b-16")
-    added.add_argument("folder", type=Path, help="folder of a saved model")
-    added.add_argument("repo", help="user/name; created if it does not exist")
-    added.add_argument("--private", action="store_true", help="make the repository private")
-    added.add_argument("--revision", help="branch to commit to; created if it does not exist")
-    added.add_argument("--dry-run", action="store_true", help="list what would be uploaded, without uploading")
-    included = "also upload this file of the folder, by its exact path: plain text, PNG or JPEG; repeatable"
-    added.add_argument("--include", action="append", default=[], metavar="PATH", help=included)
-    report = "also upload the report of a training run: it shows images of the dataset, with the names of their files"
-    added.add_argument("--include-report", action="store_true", help=report)
-    added.add_argument("--exclude", nargs="+", default=[], metavar="PATTERN", help="do not upload these files")
-    added.add_argument("--message", default="Upload model", help="commit message")
-
-    command("env", "print installed versions and hardware, for bug reports", "")
-
-    text = "write the example scripts, images and small trained checkpoint that come with the package"
-    added = command("examples", text, "my-examples")
-    added.add_argument("out", type=Path, nargs="?", default=Path("examples"), help="new folder (default: ./examples)")
-    added.set_defaults(find_examples=examples_folder)
-    added.add_argument(
-        "--path", action="store_true", help="print the folder in which they are installed, and write nothing"
-    )
-
-
-def add_images_and_model(command: argparse.ArgumentParser) -> None:
-    """Add the arguments for the images and the model."""
-    command.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
-    command.add_argument("--model", required=True, help="file, folder or Hub id; the options describe this one")
+class Image(str):
+    """An argument that names a file: refused at once if it does not exist."""
 
 
 def size(text: str) -> int | tuple[int, int]:
@@ -297,78 +60,367 @@ def number_or_word(text: str) -> float | str:
         return text
 
 
-# Options with the names of arguments of `from_checkpoint`, and their argparse keywords.
-HINTS: dict[str, dict[str, Any]] = {
-    "format": {"choices": FORMATS, "help": "format of the checkpoint, if its names do not show it"},
-    "num_attention_heads": {"type": int, "help": "number of attention heads"},
-    "head_dim": {"type": int, "help": "width of one head"},
-    "attention_scale": {
-        "type": number_or_word,
-        "metavar": "SCALE",
-        "help": "factor on the attention scores: a number, head_dim**-0.5 or hidden_size**-0.5",
-    },
-    "layer_norm_eps": {"type": float, "help": "epsilon of the norms"},
-    "hidden_act": {"help": "activation of the MLP, such as gelu or quick_gelu"},
-    "pooling": {"help": "pooling before the classifier, such as cls or mean"},
-    "pool_prefix_tokens": {
-        "action": argparse.BooleanOptionalAction,
-        "help": "whether the pooling includes class and register tokens",
-    },
-    "final_norm": {"help": "before_pooling, after_pooling, both or none"},
-    "block_type": {"help": "sequential, post_norm, parallel or branches"},
-    "norm_type": {"help": "layer_norm or rms_norm"},
-    "mlp_type": {"help": "mlp, swiglu or swiglu_packed (the gate is the first half)"},
-    "position_embedding_type": {"help": "learned (a table), sincos_2d or none"},
-    "rope_type": {"help": "none: nothing rotates queries and keys (a rotation opens by its --architecture)"},
-    "position_embedding_on_prefix": {
-        "action": argparse.BooleanOptionalAction,
-        "help": "whether the tokens before the patches have position embeddings",
-    },
-    "image_size": {"type": size, "metavar": "SIZE", "help": "in pixels: 224, or 224x192 (height x width)"},
-    "patch_size": {"type": size, "metavar": "SIZE", "help": "in pixels: 16, or 16x8 (height x width)"},
-    "num_channels": {"type": int, "help": "number of input channels"},
-    "architecture": {
-        "help": "the source's name of the model, such as vit_small_patch16_224 (timm) or vit_b_16 (torchvision), or "
-        "its class, such as ViTModel, if it is of transformers and has no config.json"
-    },
-    "layout": {"help": "one of the format's layouts, such as the release that wrote the checkpoint"},
-    "image_mean": {"type": float, "nargs": "+", "help": "mean of each channel, for pixel values in [0, 1]"},
-    "image_std": {"type": float, "nargs": "+", "help": "standard deviation of each channel, for values in [0, 1]"},
-    "key": {"help": "which model, if a file contains several, such as ema"},
-    "drop": {
-        "action": "append",
-        "metavar": "PART",
-        "help": "leave out a part: head, the classifier, to open the encoder alone; in an export also mask_token, "
-        "which no output depends on, if the target cannot store it",
-    },
-    "revision": {"help": "branch, tag or commit of a Hub repository"},
-}
+Argument = tuple[str, Mapping[str, Any]]
 
 
-def add_hints(command: argparse.ArgumentParser) -> None:
-    """Add the options for settings that a checkpoint may not contain, as the last group of the help."""
-    known = command.add_argument_group("settings that the checkpoint may not contain")
-    for name, option in HINTS.items():
-        known.add_argument(f"--{name.replace('_', '-')}", **option)
-    labels = "file with the label names: a JSON list or object (number to name), or one name per line"
-    known.add_argument("--labels", type=Path, metavar="FILE", help=labels)
+def argument(name: str, help: str, **settings: Any) -> Argument:
+    """Return a row: the name of an argument, or `--name` of an option, and how argparse treats it."""
+    return name, {"help": help, **settings}
 
 
-class Parser(argparse.ArgumentParser):
-    """Parser whose error messages contain only printable characters, even if a file name does not."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error("".join(char if char.isprintable() else ascii(char)[1:-1] for char in message[:1000]))
+def flag(name: str, help: str) -> Argument:
+    """Return the row of an option without a value."""
+    return argument(name, help, action="store_true")
 
 
-class ShowVersion(argparse.Action):
-    """Action that looks up and prints the version of the installed package."""
+@dataclass(frozen=True)
+class Command:
+    """A command, as the parser and the help know it.
 
-    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
-        import importlib.metadata  # slow: a third of the time that printing the help takes
+    Args:
+        help: What it does.
+        example: An example, after the name of the command.
+        arguments: Its arguments, in the order of the help.
+        groups: Further arguments under a title of their own.
+        script: The script of `examples/` that it runs, whose options it has.
+    """
 
-        print(f"plain-vit {importlib.metadata.version('plain-vit')}")
-        parser.exit()
+    help: str
+    example: str
+    arguments: Sequence[Argument] = ()
+    groups: Mapping[str, Sequence[Argument]] = field(default_factory=dict)
+    script: str | None = None
+
+
+# Options with the names of arguments of `from_checkpoint`.
+HINTS = dict([
+    argument("format", "format of the checkpoint, if its names do not show it", choices=FORMATS),
+    argument("num_attention_heads", "number of attention heads", type=int),
+    argument("head_dim", "width of one head", type=int),
+    argument("attention_scale", "factor on the attention scores: a number, head_dim**-0.5 or hidden_size**-0.5",
+             type=number_or_word, metavar="SCALE"),
+    argument("layer_norm_eps", "epsilon of the norms", type=float),
+    argument("hidden_act", "activation of the MLP, such as gelu or quick_gelu"),
+    argument("pooling", "pooling before the classifier, such as cls or mean"),
+    argument("pool_prefix_tokens", "whether the pooling includes class and register tokens",
+             action=BooleanOptionalAction),
+    argument("final_norm", "before_pooling, after_pooling, both or none"),
+    argument("block_type", "sequential, post_norm, parallel or branches"),
+    argument("norm_type", "layer_norm or rms_norm"),
+    argument("mlp_type", "mlp, swiglu or swiglu_packed (the gate is the first half)"),
+    argument("position_embedding_type", "learned (a table), sincos_2d or none"),
+    argument("rope_type", "none: nothing rotates queries and keys (a rotation opens by its --architecture)"),
+    argument("position_embedding_on_prefix", "whether the tokens before the patches have position embeddings",
+             action=BooleanOptionalAction),
+    argument("image_size", "in pixels: 224, or 224x192 (height x width)", type=size, metavar="SIZE"),
+    argument("patch_size", "in pixels: 16, or 16x8 (height x width)", type=size, metavar="SIZE"),
+    argument("num_channels", "number of input channels", type=int),
+    argument("architecture", "the source's name of the model, such as vit_small_patch16_224 (timm) or vit_b_16 "
+             "(torchvision), or its class, such as ViTModel, if it is of transformers and has no config.json"),
+    argument("layout", "one of the format's layouts, such as the release that wrote the checkpoint"),
+    argument("image_mean", "mean of each channel, for pixel values in [0, 1]", type=float, nargs="+"),
+    argument("image_std", "standard deviation of each channel, for values in [0, 1]", type=float, nargs="+"),
+    argument("key", "which model, if a file contains several, such as ema"),
+    argument("drop", "leave out a part: head, the classifier, to open the encoder alone; in an export also mask_token, "
+             "which no output depends on, if the target cannot store it", action="append", metavar="PART"),
+    argument("revision", "branch, tag or commit of a Hub repository"),
+])  # fmt: skip
+LABELS = argument(
+    "--labels", "file with the label names: a JSON list or object (number to name), or one name per line",
+    type=Path, metavar="FILE",
+)  # fmt: skip
+OF_CHECKPOINT = {
+    "settings that the checkpoint may not contain": [
+        *((f"--{name.replace('_', '-')}", settings) for name, settings in HINTS.items()), LABELS,
+    ]
+}  # fmt: skip
+
+SOURCE = argument("source", "file, folder or Hub id", type=Source)
+FORCE = flag("--force", "replace OUT; a folder with other files is renamed and kept")
+IMAGES = argument("images", "image files", nargs="+", metavar="IMAGE", type=Image)
+MODEL = argument("--model", "file, folder or Hub id; the options describe this one", required=True, type=Source)
+OUT_FOLDER = argument("--out", "new or empty folder", required=True, type=Path)
+ENGINE_ROWS = (
+    argument("--precision", "precision of the weights (default: float32)", choices=PRECISIONS),
+    argument("--dynamic-size", "take every size that the patch size divides", action="store_true", default=None),
+    argument("--calibration", "for int8: images that set the ranges, and on which the accuracy is measured before and "
+             "after", type=Path, metavar="FOLDER"),
+    argument("--tolerance", "largest difference of an output that passes, relative to its largest value (default: by "
+             "the precision)", type=share, metavar="NUMBER"),
+)  # fmt: skip
+ENGINE_OPTIONS = tuple(name[2:].replace("-", "_") for name, _ in ENGINE_ROWS)  # fields of `EngineOptions`
+
+COMMANDS = {
+    "inspect": Command(
+        "report the format and config of a checkpoint, what was inferred and what is missing",
+        "vit.pt --num-attention-heads 12",
+        [SOURCE],
+        OF_CHECKPOINT,
+    ),
+    "convert": Command(
+        "convert a plain ViT checkpoint to a Hugging Face folder",
+        "vit_b_16-c867db91.pth vit-b-16",
+        [
+            SOURCE,
+            argument("out", "new or empty folder; optional with --push", type=Path, nargs="?"),
+            flag("--no-verify", "skip the comparison with the source's own package"),
+            FORCE,
+            argument("--push", "upload the folder to this Hub repository (user/name)", metavar="REPO"),
+            flag("--private", "make that repository private"),
+        ],
+        OF_CHECKPOINT,
+    ),
+    "verify": Command(
+        "print the largest difference between two checkpoints, stage by stage, and fail if it is too large",
+        "vit_b_16-c867db91.pth vit-b-16",
+        [
+            argument("a", "file, folder or Hub id; the options describe this one", type=Source),
+            argument("b", "file, folder or Hub id", type=Source),
+            argument("--tolerance", "largest difference that passes, relative to the largest value of its stage "
+                     "(default: 1e-5)", type=share, metavar="NUMBER"),
+        ],
+        OF_CHECKPOINT,
+    ),
+    "export": Command(
+        "write a checkpoint in the format of another package, or as the graph of an inference engine",
+        "vit-b-16 timm-folder --to timm",
+        [
+            SOURCE,
+            argument("out", f"new or empty folder for {', '.join(('timm', 'transformers', *ENGINES))}; new file for "
+                     "the others", type=Path),
+            argument("--to", "the package or the engine", required=True, choices=(*FORMATS, *ENGINES)),
+            argument("--to-layout", "one of that format's layouts (default: the current one)"),
+            flag("--no-image-processor", "write only the model"),
+            FORCE,
+        ],
+        {f"engines ({', '.join(ENGINES)})": ENGINE_ROWS, **OF_CHECKPOINT},
+    ),
+    "predict": Command(
+        "print the likeliest classes of image files",
+        "cat.jpg dog.jpg --model vit-b-16",
+        [
+            IMAGES,
+            MODEL,
+            argument("--top", "classes of each image", type=int, default=5),
+            flag("--json", "print JSON instead of a table"),
+            flag("--csv", "print CSV instead of a table"),
+        ],
+        OF_CHECKPOINT,
+    ),
+    "embed": Command(
+        "write the features of image files to a parquet file",
+        "cat.jpg dog.jpg --model vit-b-16 --out features.parquet",
+        [
+            IMAGES,
+            MODEL,
+            argument("--out", "new .parquet file", required=True, type=Path),
+            argument("--feature", "what a classifier would read; class token, mean of the patches, both; or the grid "
+                     "of patches", choices=FEATURES, default="pooled"),
+            FORCE,
+        ],
+        OF_CHECKPOINT,
+    ),
+    "show": Command(
+        "draw attention and other figures of a model on images: one page, PNG files and arrays",
+        "cat.jpg dog.jpg --model vit-b-16 --out page",
+        [
+            IMAGES,
+            MODEL,
+            argument("--compare", "a second model, shown side by side with the first", type=Source),
+            argument("--point", "place in the first image to compare all patches with: 0 0 top left, 1 1 bottom right",
+                     type=float, nargs=2, default=(0.5, 0.5), metavar=("DOWN", "ACROSS")),
+            OUT_FOLDER,
+        ],
+        OF_CHECKPOINT,
+    ),
+    "browse": Command(
+        "write a page to look through the images of features or predictions: a map, neighbours, mistakes",
+        "features --predictions predictions --out page",
+        [
+            argument("features", "parquet file, or output folder of extract_features.py or predict.py"),
+            OUT_FOLDER,
+            argument("--predictions", "predictions for the same images, joined by row", metavar="PATH"),
+            argument("--column", "column of features (default: feature, or the only one)"),
+            argument("--map", "how images are placed (umap: with umap-learn)", choices=MAPS, default="pca"),
+            argument("--dataset", "where the images and true labels are, if not in the files of the column path: as "
+                     "for finetune"),
+            argument("--dataset-subset", "configuration of a dataset that has several"),
+            argument("--split", "split of the dataset (default: that of the run, else train)"),
+            argument("--image-column", "image column of the dataset, if there are several"),
+            argument("--label-column", "column of true labels, of the dataset if one is given (default: found by its "
+                     "type or name)"),
+            argument("--labels-by", "match true labels with the model's classes by name or by number, as evaluate "
+                     "does; none: leave them out", choices=("name", "number", "none"), default="name"),
+        ],
+    ),
+    "finetune": Command(
+        "train an image classifier",
+        "--model glyphs --dataset digits --output-dir runs/digits",
+        script="finetune_image_classification",
+    ),
+    "evaluate": Command(
+        "evaluate a classifier on labelled images",
+        "--model glyphs --dataset digits --output digits.json",
+        script="evaluate_image_classification",
+    ),
+    "pretrain": Command(
+        "pre-train without labels",
+        "--model glyphs --dataset digits --output-dir runs/masked",
+        script="pretrain_masked_patches",
+    ),
+    "probe": Command(
+        "evaluate frozen features", "--model glyphs --dataset digits --output-dir runs/probe", script="linear_probe"
+    ),
+    "push": Command(
+        "upload the folder of a saved model to the Hub, in one commit",
+        "vit-b-16 user/vit-b-16",
+        [
+            argument("folder", "folder of a saved model", type=Path),
+            argument("repo", "user/name; created if it does not exist"),
+            flag("--private", "make the repository private"),
+            argument("--revision", "branch to commit to; created if it does not exist"),
+            flag("--dry-run", "list what would be uploaded, without uploading"),
+            argument("--include", "also upload this file of the folder, by its exact path: plain text, PNG or JPEG; "
+                     "repeatable", action="append", default=[], metavar="PATH"),
+            flag("--include-report", "also upload the report of a training run: it shows images of the dataset, with "
+                 "the names of their files"),
+            argument("--exclude", "do not upload these files", nargs="+", default=[], metavar="PATTERN"),
+            argument("--message", "commit message", default="Upload model"),
+        ],
+    ),
+    "env": Command("print installed versions and hardware, for bug reports", ""),
+    "examples": Command(
+        "write the example scripts, images and small trained checkpoint that come with the package",
+        "my-examples",
+        [
+            argument("out", "new folder (default: ./examples)", type=Path, nargs="?", default=Path("examples")),
+            flag("--path", "print the folder in which they are installed, and write nothing"),
+        ],
+    ),
+}  # fmt: skip
+
+SCRIPTS = {name: command.script for name, command in COMMANDS.items() if command.script is not None}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: The command line after the program name (default: `sys.argv[1:]`).
+
+    Returns:
+        The exit code: 0, or the exit code of the error class (see `plain_vit.errors`).
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        light_package()
+        name = words[0] if words and words[0] in COMMANDS else ""
+        if name in SCRIPTS:
+            return start_script(name, words[1:])
+        options = parser_of(name).read(words[1:] if name else words)
+        options.command, options.words = name, words
+        from plain_vit.cli import run
+
+        return run(options, partial(prepare, options))
+    except KeyboardInterrupt:
+        print("plain-vit: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def parser_of(name: str) -> Any:
+    """Return the parser of a command; that of the name "" only describes the commands."""
+    from plain_vit.system.command_line import Parser, Show
+
+    if not name:
+        listed = "\n".join(f"  {each:10} {command.help}" for each, command in COMMANDS.items())
+        text = "Inspect, convert, verify, export, train and use Vision Transformer checkpoints."
+        parser = Parser("plain-vit", f"{text}\n\ncommands:\n{listed}", "plain-vit COMMAND --help describes one")
+        parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help=SUPPRESS)
+        parser.add_argument("--version", action=Show, text=version, help="print the version and exit")
+        return parser
+    command = COMMANDS[name]
+    description = command.help[0].upper() + command.help[1:] + "."
+    parser = Parser(f"plain-vit {name}", description, f"example: plain-vit {name} {command.example}".rstrip())
+    for title, rows in {"": command.arguments, **command.groups}.items():
+        group = parser.add_argument_group(title) if title else parser
+        for argument_name, settings in rows:
+            group.add_argument(argument_name, **settings)
+    parser.add_argument("--debug", action="store_true", help="show the stack trace of an error")
+    parser.set_defaults(refuse=parser.error)
+    return parser
+
+
+def version() -> str:
+    """Return the version of the installed package."""
+    return f"plain-vit {importlib.metadata.version('plain-vit')}"
+
+
+def prepare(options: Namespace) -> None:
+    """Refuse paths among the arguments that do not exist, and import torch if the command needs it."""
+    from plain_vit.errors import DataError
+    from plain_vit.files.kinds import path_of
+
+    for given in vars(options).values():
+        for value in given if isinstance(given, list) else [given]:
+            if isinstance(value, Source):
+                path_of(value)
+            elif isinstance(value, Image) and not os.path.lexists(value):
+                raise DataError(f"{value} does not exist: expected an image file")
+    if options.command not in NO_TORCH:
+        whole_package()
+
+
+def start_script(command: str, words: list[str]) -> int:
+    """Run an example script as its `__main__`."""
+    from plain_vit.cli import examples_folder
+
+    script = str(examples_folder() / f"{SCRIPTS[command]}.py")
+    before, sys.argv = sys.argv, [script, *words]
+    try:
+        runpy.run_path(script, {"PROGRAM": f"plain-vit {command}"}, run_name="__main__")
+    finally:
+        sys.argv = before
+    return 0
+
+
+def check_script(file: str, description: str | None) -> None:
+    """Answer `--help` and mistakes in the words of a script of `examples/`, and return if there are none."""
+    light_package()
+    from plain_vit.training.arguments import SCRIPTS, check_words, run_script
+
+    run_script(check_words, SCRIPTS[Path(file).stem], description=description)
+    whole_package()
+
+
+def light_package() -> None:
+    """Make modules of the package importable without its `__init__`, which runs when a name of it is first used."""
+    if "plain_vit" not in sys.modules:
+        specification: Any = importlib.util.find_spec("plain_vit")
+        package = sys.modules["plain_vit"] = importlib.util.module_from_spec(specification)
+        vars(package)["__getattr__"] = lambda name: getattr(whole_package(), name)
+
+
+def whole_package() -> ModuleType:
+    """Run the package's `__init__`, unless it has run; Ctrl-C exits at once while torch is imported."""
+    package: Any = sys.modules["plain_vit"]
+    if vars(package).pop("__getattr__", None) is None:
+        return package
+    in_main = threading.current_thread() is threading.main_thread()
+    if ours := in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave)
+    try:
+        package.__spec__.loader.exec_module(package)
+        import plain_vit.conversion  # noqa: F401  (the slowest import, which most commands need)
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    return package
+
+
+def leave(number: int, frame: Any) -> None:
+    """Exit at once: nothing has started yet, and an exception raised during an import may surface as another one."""
+    os.write(2, b"plain-vit: interrupted\n")
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

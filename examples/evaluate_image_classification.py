@@ -16,9 +16,14 @@ Models for several labels per image, or for regression, need the same labels as 
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
+
+if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
+    import plain_vit_command
+
+    plain_vit_command.check_script(__file__, __doc__)
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -34,7 +39,13 @@ from plain_vit.system.extras import needs
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from datasets import Dataset
 
-    from plain_vit.training.arguments import ForwardOptions, ImageOptions, LabelOptions, keywords, option, run_script
+    from plain_vit.training.arguments import (
+        EvaluateArguments,
+        ImageOptions,
+        LabelOptions,
+        keywords,
+        run_script,
+    )
     from plain_vit.training.data import load_labelled_split
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
     from plain_vit.training.hardware.processes import start_processes
@@ -50,27 +61,6 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
 SHOWN = 30  # classes and pairs to print; the output file has all
 VECTORS = (MULTI_LABEL, REGRESSION)
 MEANS = {name for names in METRICS.values() for name in names}  # results over all labels or numbers
-
-
-@dataclass(kw_only=True)
-class EvaluateArguments(ForwardOptions):
-    """Options of an evaluation."""
-
-    _argument_group_name: ClassVar[str] = "evaluation"
-
-    split: str | None = option(None, "split to evaluate on (default: test, else validation, else the only one)")
-    labels_by: Literal["name", "number"] = option(
-        "name", "match classes of data and model by name, or by number; integers without names are the model's"
-    )
-    views: Literal["one", "flip", "ten_crop"] = option(
-        "one",
-        "average the probabilities of an image and its mirror image, or of centre and corners with their mirror "
-        "images, of an image 8/7 as large",
-    )
-    output: str | None = option(None, "JSON file to write; it must not exist")
-    predictions: str | None = option(
-        None, "CSV file to write, with path, label and likeliest classes; it must not exist"
-    )
 
 
 def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:

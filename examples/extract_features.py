@@ -9,9 +9,13 @@ the same however many processes share the work. A run that was killed continues 
 Read the shards with `datasets.load_dataset("parquet", data_dir="features/data")`, pandas or polars.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
+
+if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
+    import plain_vit_command
+
+    plain_vit_command.check_script(__file__, __doc__)
 
 import torch
 from tqdm import tqdm
@@ -33,23 +37,8 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         prepared,
         settings_of,
     )
-    from plain_vit.training.arguments import BulkOptions, Count, option, run_script
+    from plain_vit.training.arguments import ExtractArguments, run_script
     from plain_vit.training.hardware.processes import start_processes
-
-
-@dataclass(kw_only=True)
-class ExtractArguments(BulkOptions):
-    """Options of the extraction."""
-
-    _argument_group_name: ClassVar[str] = "features"
-
-    feature: Literal["pooled", "cls", "mean", "cls_mean", "patches"] = option(
-        "pooled",
-        "what a classifier would read; the class token, the mean of the patch tokens, or both after one another; "
-        "or all patch tokens, as a grid",
-    )
-    layers: list[Count] = option([], "blocks, from 1, whose outputs are used (default: the last, after its norm)")
-    dtype: Literal["float32", "float16"] = option("float32", "of the stored features")
 
 
 def extract(arguments: ExtractArguments) -> dict[str, Any]:

@@ -17,9 +17,13 @@ Exceptions: dropout, batch normalisation and streams.
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
+    import plain_vit_command
+
+    plain_vit_command.check_script(__file__, __doc__)
 
 import torch
 from torch import nn
@@ -32,7 +36,9 @@ from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.arguments import (
-        ClassifierOptions,
+        ClassifierOptions as FinetuneArguments,
+    )
+    from plain_vit.training.arguments import (
         LearnerOptions,
         LoadedOptions,
         TransformOptions,
@@ -71,14 +77,6 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.run.folder import RunFolder, deciding_options, default_options, write_file
     from plain_vit.training.tasks.classification import Classification, ImageTask
     from plain_vit.training.tasks.vectors import VectorPrediction, check_vector_options
-
-
-@dataclass(kw_only=True)
-class FinetuneArguments(ClassifierOptions):
-    """Options of a run; `plain_vit/training/arguments.py` describes them.
-
-    The defaults suit a small ViT on a small dataset.
-    """
 
 
 class FineTuning:

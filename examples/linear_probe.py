@@ -17,9 +17,13 @@ other modes, learning rates and shots in seconds.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
+
+if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
+    import plain_vit_command
+
+    plain_vit_command.check_script(__file__, __doc__)
 
 import numpy as np
 import torch
@@ -36,21 +40,11 @@ from plain_vit.system.extras import needs
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training import models, probing
     from plain_vit.training.arguments import (
-        Amount,
-        BelowOne,
-        Count,
-        Epochs,
-        ForwardOptions,
-        Group,
         ImageOptions,
         LabelOptions,
-        Pixels,
-        Positive,
-        Resampling,
-        Seed,
+        ProbeArguments,
         SplitOptions,
         keywords,
-        option,
         run_script,
     )
     from plain_vit.training.data import ImageClassificationData, load_classification_data
@@ -68,49 +62,6 @@ FEATURES, SOURCE = "features.safetensors", "source"  # the file, and its metadat
 # Settings shared by the results for all numbers of shots or of neighbours.
 SETTINGS = {"few_shot": ("seeds", "l2"), "knn": ("temperature",)}
 OF_TRAINING = ("learning_rates", "epochs", "weight_decay", "optimizer", "warmup_epochs")  # options of `train_probes`
-
-
-@dataclass(kw_only=True)
-class SourceOptions(SplitOptions, ForwardOptions):
-    """Options of the feature extraction."""
-
-    _argument_group_name: ClassVar[str] = "features"
-
-    image_size: list[Pixels] | None = option(None, "in pixels (default: the model's own)")
-    position_resampling: Resampling | None = option(
-        None, "how position embeddings are resampled to image_size (default: the model's own way)"
-    )
-    validation_fraction: BelowOne = option(0.1, "fraction of the training split to use if there is none")
-    output_dir: str = option(help="new or empty folder, or one with the features of the same model and data")
-    seed: Seed = option(0, "of the validation split and of the order of the images")
-
-
-@dataclass(kw_only=True)
-class ProbeOptions(Group):
-    """Options of the probes."""
-
-    _argument_group_name: ClassVar[str] = "probe"
-
-    recipe: list[str] = option([], "named options that the others override (--list_recipes)")
-    mode: Literal["linear", "few_shot", "knn", "attentive", "both"] = option(
-        "both", "linear probe, few-shot, nearest neighbours, attentive probe; both are the first two"
-    )
-    learning_rates: list[Amount] = option([*probing.LEARNING_RATES], "for 256 images per step; all are trained at once")
-    epochs: Epochs = option(10.0, "passes of a probe over the features")
-    probe_batch_size: Count = option(256, "images per step of a probe")
-    weight_decay: Amount = option(0.0, "of a probe")
-    optimizer: Literal["sgd", "lars"] = option("sgd", "of the linear probe; the attentive one has AdamW")
-    warmup_epochs: Amount = option(0.0, "passes over the features during which the learning rates rise")
-    shots: list[Count] = option([1, 5, 10, 25], "training images per class")
-    seeds: list[Seed] = option([0, 1, 2], "each selects other images")
-    l2: Amount = option(2.0**10, "of the ridge regression")
-    neighbors: list[Count] = option([10, 20], "training images that vote on each image")
-    temperature: Positive = option(probing.TEMPERATURE, "of the votes, which are weighted by exp(cosine / temperature)")
-
-
-@dataclass(kw_only=True)
-class ProbeArguments(ProbeOptions, SourceOptions):
-    """All options of the script."""
 
 
 class Probing:

@@ -9,9 +9,13 @@ classes with their probabilities. The shards are the same however many processes
 continues with --resume, and gives the same files.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+
+if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
+    import plain_vit_command
+
+    plain_vit_command.check_script(__file__, __doc__)
 
 import torch
 from tqdm import tqdm
@@ -22,18 +26,9 @@ from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.inference.bulk import Run, open_images, open_model, predictions_of, prepared, settings_of
-    from plain_vit.training.arguments import BulkOptions, Count, option, run_script
+    from plain_vit.training.arguments import PredictArguments, run_script
     from plain_vit.training.hardware.processes import start_processes
     from plain_vit.training.models import names_of_classes
-
-
-@dataclass(kw_only=True)
-class PredictArguments(BulkOptions):
-    """Options of the predictions."""
-
-    _argument_group_name: ClassVar[str] = "predictions"
-
-    top: Count = option(5, "classes of each image; a regression gives all its numbers")
 
 
 def predict(arguments: PredictArguments) -> dict[str, Any]:

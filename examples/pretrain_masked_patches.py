@@ -15,8 +15,13 @@ from the newest checkpoint with the same numbers.
 """
 
 import time
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any
+
+if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
+    import plain_vit_command
+
+    plain_vit_command.check_script(__file__, __doc__)
 
 import torch
 from torch.utils.data import DataLoader
@@ -31,19 +36,10 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from datasets import Dataset
 
     from plain_vit.training.arguments import (
-        Amount,
-        BelowOne,
-        Between,
-        Count,
         ImageOptions,
-        Initialization,
-        LoopOptions,
-        Part,
-        Share,
+        PretrainArguments,
         StepOptions,
-        WeightsOptions,
         keywords,
-        option,
         run_script,
     )
     from plain_vit.training.data import load_images
@@ -65,33 +61,6 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         MaskedPatches,
         MaskedPrediction,
     )
-
-
-@dataclass(kw_only=True)
-class PretrainArguments(LoopOptions, ImageOptions, WeightsOptions):
-    """Options of a run; `plain_vit/training/arguments.py` describes the inherited ones."""
-
-    _argument_group_name: ClassVar[str] = "pre-training"
-
-    model: str = option(help="preset, plain-vit folder or Hub id, or another library's checkpoint")
-    from_scratch: bool = option(False, "use only the architecture, with new weights; always so for a preset")
-    initialization: Initialization | None = option(
-        None, "package whose new weights from_scratch draws (default: that of the model's config)", needs="from_scratch"
-    )
-    split: str | None = option(None, "training split (default: train, or else the only one)")
-    validation_fraction: BelowOne = option(0.02, "fraction of its images used for validation instead of training")
-
-    target: Literal["mean_color", "pixels"] = option("mean_color", "prediction target of a patch")
-    mask_ratio: Between | None = option(None, "fraction of the patches to predict (default: as published)")
-    hidden_share: Share | None = option(None, "fraction of those replaced by the mask token (default: as published)")
-    exchanged_share: Share | None = option(None, "fraction of those replaced by another patch")
-    mask_block: Count = option(1, "side, in patches, of the squares that are masked as a whole")
-    crop_scale: Part = option(1.0, "smallest fraction of the area that a random crop keeps; 1: no crop")
-    horizontal_flip: Share = option(0.0, "probability")
-
-    optimizer: str = option("adam", "of torch.optim, in lower case, or timm:NAME")
-    learning_rate: Amount = option(2e-4, "peak learning rate")
-    weight_decay: Amount = option(0.0, "for matrices and kernels only")
 
 
 def pretrain(arguments: PretrainArguments) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Commands of `plain-vit`; `plain_vit_command.py` parses their arguments."""
+"""Commands of `plain-vit`; `plain_vit_command.py` parses their arguments.
+
+What needs torch is imported by the commands themselves: before, mistakes are reported, which takes no time.
+"""
 
 import argparse
 import io
@@ -8,14 +11,13 @@ import shutil
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from .conversion.tables.format import HINTS
 from .errors import (
     AmbiguousCheckpointError,
     CheckpointError,
@@ -29,23 +31,28 @@ from .errors import (
     counted,
     in_bytes,
     printable,
+    told,
 )
-from .files.reading import SUFFIXES
-from .inference import EngineOptions, to_engine
-from .inference.engines import ENGINES
+from .files.kinds import WEIGHTS
 
 # Suffixes of files (weights, graphs, pages, tables), with which no folder may be named.
-FILES = (*sum(SUFFIXES.values(), ()), ".onnx", ".xml", ".html", ".png", ".json", ".csv", ".parquet")
+FILES = (*WEIGHTS, ".onnx", ".xml", ".html", ".png", ".json", ".csv", ".parquet")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run the parsed command, and return its exit code."""
+def run(options: argparse.Namespace, prepare: Callable[[], object]) -> int:
+    """Run the parsed command, and return its exit code.
+
+    Args:
+        options: Its arguments.
+        prepare: Refuses wrong paths, and imports torch.
+    """
     for stream in (sys.stdout, sys.stderr):  # escape characters that the terminal cannot print
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
+            prepare()
             refuse_output_name(options)
             COMMANDS[options.command](options)
         sys.stdout.flush()
@@ -59,8 +66,7 @@ def run(options: argparse.Namespace) -> int:
             shown = error
             if isinstance(error, AmbiguousCheckpointError) and error.source == described_source(options):
                 shown = error.on(["plain-vit", *options.words])
-            words = "there is not enough memory" if isinstance(error, MemoryError) else printable(str(shown))
-            print(f"plain-vit: {type(error).__name__}: {words}", file=sys.stderr)
+            print(told(shown), file=sys.stderr)
         return error.exit_code if isinstance(error, PlainViTError) else PlainViTError.exit_code
     return 0
 
@@ -76,11 +82,12 @@ def refuse_output_name(options: argparse.Namespace) -> None:
     Raises:
         OutputError: The output has such a name.
     """
-    from .conversion.registry import format_named
-
     out = getattr(options, "out", None)
-    if out is None:
+    if out is None or options.command == "examples":
         return
+    from .conversion.registry import format_named
+    from .inference.engines import ENGINES
+
     suffix, is_exported = out.suffix.lower(), options.command == "export"
     if options.command == "embed":
         if suffix != ".parquet":
@@ -180,6 +187,8 @@ def export(options: argparse.Namespace) -> None:
     """Export a checkpoint to the format of another package, or to the graph of an engine."""
     from .conversion import from_checkpoint, to_checkpoint
     from .conversion.tables.format import HEAD
+    from .inference import EngineOptions, to_engine
+    from .inference.engines import ENGINES
 
     names = [field.name for field in fields(EngineOptions)]
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
@@ -338,7 +347,7 @@ def examples(options: argparse.Namespace) -> None:
     """Copy the examples to a folder, or print where they are."""
     from .files.staging import staged_folder
 
-    shipped = options.find_examples()
+    shipped = examples_folder()
     if options.path:
         say(str(shipped))
         return
@@ -349,8 +358,16 @@ def examples(options: argparse.Namespace) -> None:
     say(f"written: {options.out}")
 
 
+def examples_folder() -> Path:
+    """Return the folder of the examples: inside the installed package, or beside it in a checkout."""
+    here = Path(__file__).absolute().parent
+    return next(folder for folder in (here / "examples", here.parent / "examples") if folder.is_dir())
+
+
 def hints_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the given hints as keyword arguments of `from_checkpoint`; label names are read from their file."""
+    from .conversion.tables.format import HINTS
+
     names = {*HINTS, "format", "revision"} - {"id2label"}
     given = {name: getattr(options, name) for name in sorted(names)}
     given["id2label"] = None if options.labels is None else read_labels(options.labels)

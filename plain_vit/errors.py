@@ -40,6 +40,12 @@ def _shown(line: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)
 
 
+def told(error: BaseException) -> str:
+    """Return an error as the command line prints it, after the same prefix wherever it was raised."""
+    words = "there is not enough memory" if isinstance(error, MemoryError) else printable(str(error))
+    return f"plain-vit: {type(error).__name__}: {words}"
+
+
 class PlainViTError(Exception):
     """Base class of all errors of plain-vit.
 

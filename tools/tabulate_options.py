@@ -8,19 +8,18 @@ import dataclasses
 import inspect
 import itertools
 import re
-import runpy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from plain_vit import PlainViTConfig
 from plain_vit.configuration_plain_vit import GROUPS
-from plain_vit_command import SCRIPTS, parser
+from plain_vit.training.arguments import SCRIPTS as OPTIONS_OF
+from plain_vit_command import COMMANDS, SCRIPTS, parser_of
 
 ROOT = Path(__file__).parents[1]
 OPTIONS, CONFIG = ROOT / "docs" / "reference" / "options.md", ROOT / "docs" / "reference" / "config.md"
 WRITTEN = "Written by `python -m tools.tabulate_options`."
-EXAMPLES = [*(script for script, *_ in SCRIPTS.values()), "extract_features", "predict"]
 Row = tuple[str, str, str]  # name, default, meaning
 # The first field of each section of the page, with its heading.
 SECTIONS = {
@@ -43,19 +42,14 @@ def options_page() -> str:
         f"{WRITTEN} `plain-vit COMMAND --help` and `python examples/SCRIPT.py --help` print the same. "
         f"{', '.join(f'`plain-vit {name}`' for name in SCRIPTS)} take the options of their scripts, below.",
     ]
-    commands = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
     seen: set[Row] = set()
-    for name, command in commands.choices.items():
-        if name not in SCRIPTS:
-            rows = [_argument(action) for action in command._actions if action.dest not in ("help", "debug")]
-            parts += [f"## plain-vit {name}", f"{(command.description or '').capitalize()}.", *_section(rows, seen)]
-    for script in EXAMPLES:
-        defined = runpy.run_path(str(ROOT / "examples" / f"{script}.py"), run_name=script)
-        (kind,) = (
-            one for name, one in defined.items() if name.endswith("Arguments") and vars(one)["__module__"] == script
-        )
+    for name in (name for name in COMMANDS if name not in SCRIPTS):
+        command = parser_of(name)
+        rows = [_argument(action) for action in command._actions if action.dest not in ("help", "debug")]
+        parts += [f"## plain-vit {name}", command.description, *_section(rows, seen)]
+    for script, kind in OPTIONS_OF.items():
         hints = get_type_hints(kind)
-        parts += [f"## {script}.py", *_section([_option(field, hints) for field in dataclasses.fields(kind)], seen)]
+        parts += [f"## {script}.py", *_section([_option(each, hints) for each in dataclasses.fields(kind)], seen)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -68,13 +62,13 @@ def _section(rows: Sequence[Row], seen: set[Row]) -> list[str]:
 
 def _argument(action: argparse.Action) -> Row:
     names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{action.dest.upper()}`"
-    text = (action.help or "").replace("%(default)s", str(action.default))
-    return names, _default(action.default), _choices(action.choices or ()) + text
+    return names, _default(action.default), _choices(action.choices or ()) + (action.help or "")
 
 
 def _option(field: dataclasses.Field[Any], hints: dict[str, Any]) -> Row:
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    return f"`--{field.name}`", _default(default), _choices(_literal(hints[field.name])) + field.metadata["help"]
+    text = _choices(_literal(hints[field.name])) + field.metadata["help"]
+    return f"`--{field.name.replace('_', '-')}`", _default(default), text
 
 
 def config_page() -> str:

@@ -27,21 +27,16 @@ from ..errors import (
     listed,
     shortened,
 )
+from .kinds import SUFFIXES, WEIGHTS, kind_of, path_of
 from .npz import open_npz
-from .other_files import ALONE, described_archive, described_file, described_folder, is_part_of_dcp
+from .other_files import ALONE, described_archive, described_folder
 from .safetensors import open_safetensors
-from .tensors import MAX_HEADER_BYTES, MAX_TENSORS, LazyTensor, LazyTensors
+from .tensors import MAX_TENSORS, LazyTensor, LazyTensors
 from .texts import parse_json, read_small_file
 from .torch_pickle import TorchFile
 from .zip_archives import zip_members
 
 T = TypeVar("T")
-
-SUFFIXES = {
-    "safetensors": (".safetensors",),
-    "torch": (".pt", ".pth", ".bin", ".ckpt", ".tar"),  # .tar as in model_best.pth.tar
-    "npz": (".npz",),
-}
 
 # The folder layouts of transformers and timm, and of open_clip, in order of preference, then the file names on the Hub.
 LAYOUTS = (
@@ -71,8 +66,6 @@ HUB_PATTERNS = (
 )
 SHARD = re.compile(r"-\d+-of-\d+\.")
 NOT_WEIGHTS = re.compile(r"optimizer|scheduler|scaler|sampler|training_args|rng_state|random_states|adapter_model")
-
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 # Fields of a config.json that are counts or sizes, by the names of every package. Each layer, block or branch has at
 # least one tensor.
@@ -171,11 +164,7 @@ def read_checkpoint(
     """
     path = Path(os.path.expanduser(source))
     try:
-        if not path.exists():
-            if not HUB_ID.fullmatch(os.fspath(source)) or path.suffix in sum(SUFFIXES.values(), ()):
-                raise CheckpointError(
-                    f"{path} does not exist: expected a checkpoint file, a folder or a Hub id (user/name)."
-                )
+        if path_of(source) is None:
             path = _download(os.fspath(source), revision)
         elif revision is not None:
             raise CheckpointError(f"{path} is a local path and has no revision {revision!r}: omit the revision.")
@@ -255,7 +244,7 @@ def _weights_of(folder: Path, notes: list[str]) -> str:
                 f"{folder} contains {shards[0]} but no {index}: copy or download the whole folder again."
             )
         found += [name for name in (single, index) if name in names]
-    others = [name for name in names if name.endswith(sum(SUFFIXES.values(), ())) and not NOT_WEIGHTS.search(name)]
+    others = [name for name in names if name.endswith(WEIGHTS) and not NOT_WEIGHTS.search(name)]
     if found:
         others = [name for name in others if name != found[0] and not SHARD.search(name)]
         if beside := [*(name for name in found[1:] if name not in others), *others]:
@@ -435,28 +424,8 @@ def _is_in_hub_cache(path: Path) -> bool:
 
 def _kind(path: Path) -> str:
     """Return the type of a file, by its first bytes."""
-    if not path.is_file():
-        raise CheckpointError(f"{path} is not a regular file: expected a checkpoint.")
-    with open(path, "rb") as file:
-        start = file.read(512)
-    if not start:
-        raise CheckpointError(f"{path} is empty: download or copy it again.")
-    # Checked first, because the header length in the first bytes can look like any other type.
-    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= MAX_HEADER_BYTES:
-        return "safetensors"
-    if is_part_of_dcp(path):
-        raise CheckpointError(f"{path} is {described_file(path, start)}")
-    if start.startswith(b"PK"):
-        return _kind_of_archive(path)
-    if start[0] == 0x80 or (len(start) > 262 and start[257:262] == b"ustar"):
-        return "torch"
-    if len(start) > 8 and start[8:9] == b"{":
-        return "safetensors"
-    if (described := described_file(path, start)) is not None:
-        raise CheckpointError(f"{path} is {described}")
-    raise CheckpointError(
-        f"{path} begins with {start[:12]!r}: expected a safetensors, torch or .npz file. Download or copy it again."
-    )
+    kind = kind_of(path)
+    return _kind_of_archive(path) if kind == "zip" else kind
 
 
 def _kind_of_archive(path: Path) -> str:

@@ -17,9 +17,9 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from tqdm import tqdm
 
 from ..errors import CheckpointError, OutputError, OutputExistsError, UnsafeFileError, in_bytes, printable, shortened
+from .kinds import MAX_HEADER_BYTES
 from .tensors import (
     CHUNK_BYTES,
-    MAX_HEADER_BYTES,
     MAX_TENSORS,
     LazyTensor,
     LazyTensors,

@@ -19,7 +19,6 @@ from pathlib import Path
 import filelock
 from safetensors import SafetensorError
 
-from ..configuration_plain_vit import PlainViTConfig
 from ..errors import OutputError, OutputExistsError, listed
 from ..system.calls import exchange_names, sync
 from .marks import TRAVELLING, is_untouched
@@ -216,7 +215,7 @@ def foreign_names(folder: Path, replacement: Path | None = None) -> list[str]:
         foreign.append("README.md")
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        is_ours = config.get("model_type") == PlainViTConfig.model_type
+        is_ours = config.get("model_type") == "plain_vit"
     except (OSError, ValueError, AttributeError, RecursionError):
         is_ours = False
     if names and not is_ours:

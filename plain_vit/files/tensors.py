@@ -19,9 +19,7 @@ import torch
 
 from ..errors import CheckpointError, UnsafeFileError, shortened
 
-# Far above the needs of any Vision Transformer, and far below what exhausts the memory when a header is parsed.
-MAX_HEADER_BYTES = 16 * 2**20
-MAX_TENSORS = 50_000
+MAX_TENSORS = 50_000  # far above the needs of any Vision Transformer
 LONGEST_NAME = 1000  # characters of a tensor's name, which is copied and matched many times; real names have up to 100
 CHUNK_BYTES = 16 * 2**20
 HUGE_PAGE = 2 * 2**20

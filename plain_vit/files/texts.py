@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, UnsafeFileError
-from .tensors import MAX_HEADER_BYTES
+from .kinds import MAX_HEADER_BYTES
 
 MAX_JSON_PARTS = 500_000  # in a safetensors header, about ten per tensor
 CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")  # a form feed is in many licences

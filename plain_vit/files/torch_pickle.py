@@ -14,7 +14,8 @@ from typing import IO
 import torch
 
 from ..errors import CheckpointError, UnsafeFileError, few, shortened
-from .tensors import MAX_HEADER_BYTES, LazyTensor, LazyTensors, UnchangedFile, check_name
+from .kinds import MAX_HEADER_BYTES
+from .tensors import LazyTensor, LazyTensors, UnchangedFile, check_name
 from .zip_archives import data_start, opened_member, zip_members
 
 RELEASE = torch.torch_version.TorchVersion(torch.__version__)

@@ -9,7 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from ..errors import CheckpointError, UnsafeFileError
-from .tensors import MAX_HEADER_BYTES, MAX_TENSORS, UnchangedFile
+from .kinds import MAX_HEADER_BYTES
+from .tensors import MAX_TENSORS, UnchangedFile
 
 UTF8_NAME = 0x800  # flag of a zip member whose name is in UTF-8, not in code page 437
 

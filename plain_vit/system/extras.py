@@ -4,9 +4,8 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from ..errors import MissingPackageError
+from ..errors import MissingPackageError, told
 
 
 @contextmanager
@@ -28,7 +27,7 @@ def needs(*packages: str, script: bool = False) -> Iterator[None]:
         explained = MissingPackageError(_fault(error), packages)
         if not script:
             raise explained from error
-        print(f"{Path(sys.argv[0]).name}: {explained}", file=sys.stderr)
+        print(told(explained), file=sys.stderr)
         raise SystemExit(explained.exit_code) from error
 
 

@@ -1,25 +1,25 @@
 """Options of the training scripts, in groups; they are read from the command line, a file and recipes."""
 
 import dataclasses
-import difflib
 import errno
 import json
 import math
 import os
 import sys
 import time
-from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
-from transformers import HfArgumentParser
 
-from ..errors import AmbiguousCheckpointError, OutputError, PlainViTError, TrainingError
+from ..errors import AmbiguousCheckpointError, DataError, OutputError, PlainViTError, TrainingError, told
+from ..files.kinds import WEIGHTS, path_of
+from ..system.command_line import Parser, Show
 from .recipes import RECIPES, describe_recipes, recipe_options
 
 Options = TypeVar("Options")
@@ -626,6 +626,138 @@ class ClassifierOptions(RunOptions, AugmentationOptions, OptimizationOptions, Da
     """All options of training a classifier."""
 
 
+# All options of each script in examples/.
+
+# Of linear probes: learning rates as in DINOv2 (Oquab et al. 2023), and the temperature of votes as in DINO.
+LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
+TEMPERATURE = 0.07
+
+
+@dataclass(kw_only=True)
+class EvaluateArguments(ForwardOptions):
+    """Options of an evaluation."""
+
+    _argument_group_name: ClassVar[str] = "evaluation"
+
+    split: str | None = option(None, "split to evaluate on (default: test, else validation, else the only one)")
+    labels_by: Literal["name", "number"] = option(
+        "name", "match classes of data and model by name, or by number; integers without names are the model's"
+    )
+    views: Literal["one", "flip", "ten_crop"] = option(
+        "one",
+        "average the probabilities of an image and its mirror image, or of centre and corners with their mirror "
+        "images, of an image 8/7 as large",
+    )
+    output: str | None = option(None, "JSON file to write; it must not exist")
+    predictions: str | None = option(
+        None, "CSV file to write, with path, label and likeliest classes; it must not exist"
+    )
+
+
+@dataclass(kw_only=True)
+class ExtractArguments(BulkOptions):
+    """Options of the extraction."""
+
+    _argument_group_name: ClassVar[str] = "features"
+
+    feature: Literal["pooled", "cls", "mean", "cls_mean", "patches"] = option(
+        "pooled",
+        "what a classifier would read; the class token, the mean of the patch tokens, or both after one another; "
+        "or all patch tokens, as a grid",
+    )
+    layers: list[Count] = option([], "blocks, from 1, whose outputs are used (default: the last, after its norm)")
+    dtype: Literal["float32", "float16"] = option("float32", "of the stored features")
+
+
+@dataclass(kw_only=True)
+class PredictArguments(BulkOptions):
+    """Options of the predictions."""
+
+    _argument_group_name: ClassVar[str] = "predictions"
+
+    top: Count = option(5, "classes of each image; a regression gives all its numbers")
+
+
+@dataclass(kw_only=True)
+class SourceOptions(SplitOptions, ForwardOptions):
+    """Options of the feature extraction."""
+
+    _argument_group_name: ClassVar[str] = "features"
+
+    image_size: list[Pixels] | None = option(None, "in pixels (default: the model's own)")
+    position_resampling: Resampling | None = option(
+        None, "how position embeddings are resampled to image_size (default: the model's own way)"
+    )
+    validation_fraction: BelowOne = option(0.1, "fraction of the training split to use if there is none")
+    output_dir: str = option(help="new or empty folder, or one with the features of the same model and data")
+    seed: Seed = option(0, "of the validation split and of the order of the images")
+
+
+@dataclass(kw_only=True)
+class ProbeOptions(Group):
+    """Options of the probes."""
+
+    _argument_group_name: ClassVar[str] = "probe"
+
+    recipe: list[str] = option([], "named options that the others override (--list_recipes)")
+    mode: Literal["linear", "few_shot", "knn", "attentive", "both"] = option(
+        "both", "linear probe, few-shot, nearest neighbours, attentive probe; both are the first two"
+    )
+    learning_rates: list[Amount] = option([*LEARNING_RATES], "for 256 images per step; all are trained at once")
+    epochs: Epochs = option(10.0, "passes of a probe over the features")
+    probe_batch_size: Count = option(256, "images per step of a probe")
+    weight_decay: Amount = option(0.0, "of a probe")
+    optimizer: Literal["sgd", "lars"] = option("sgd", "of the linear probe; the attentive one has AdamW")
+    warmup_epochs: Amount = option(0.0, "passes over the features during which the learning rates rise")
+    shots: list[Count] = option([1, 5, 10, 25], "training images per class")
+    seeds: list[Seed] = option([0, 1, 2], "each selects other images")
+    l2: Amount = option(2.0**10, "of the ridge regression")
+    neighbors: list[Count] = option([10, 20], "training images that vote on each image")
+    temperature: Positive = option(TEMPERATURE, "of the votes, which are weighted by exp(cosine / temperature)")
+
+
+@dataclass(kw_only=True)
+class ProbeArguments(ProbeOptions, SourceOptions):
+    """All options of the script."""
+
+
+@dataclass(kw_only=True)
+class PretrainArguments(LoopOptions, ImageOptions, WeightsOptions):
+    """Options of a run; `plain_vit/training/arguments.py` describes the inherited ones."""
+
+    _argument_group_name: ClassVar[str] = "pre-training"
+
+    model: str = option(help="preset, plain-vit folder or Hub id, or another library's checkpoint")
+    from_scratch: bool = option(False, "use only the architecture, with new weights; always so for a preset")
+    initialization: Initialization | None = option(
+        None, "package whose new weights from_scratch draws (default: that of the model's config)", needs="from_scratch"
+    )
+    split: str | None = option(None, "training split (default: train, or else the only one)")
+    validation_fraction: BelowOne = option(0.02, "fraction of its images used for validation instead of training")
+
+    target: Literal["mean_color", "pixels"] = option("mean_color", "prediction target of a patch")
+    mask_ratio: Between | None = option(None, "fraction of the patches to predict (default: as published)")
+    hidden_share: Share | None = option(None, "fraction of those replaced by the mask token (default: as published)")
+    exchanged_share: Share | None = option(None, "fraction of those replaced by another patch")
+    mask_block: Count = option(1, "side, in patches, of the squares that are masked as a whole")
+    crop_scale: Part = option(1.0, "smallest fraction of the area that a random crop keeps; 1: no crop")
+    horizontal_flip: Share = option(0.0, "probability")
+
+    optimizer: str = option("adam", "of torch.optim, in lower case, or timm:NAME")
+    learning_rate: Amount = option(2e-4, "peak learning rate")
+    weight_decay: Amount = option(0.0, "for matrices and kernels only")
+
+
+SCRIPTS: dict[str, type] = {
+    "finetune_image_classification": ClassifierOptions,
+    "evaluate_image_classification": EvaluateArguments,
+    "extract_features": ExtractArguments,
+    "predict": PredictArguments,
+    "linear_probe": ProbeArguments,
+    "pretrain_masked_patches": PretrainArguments,
+}
+
+
 def keywords(options: Any, *groups: Any) -> dict[str, Any]:
     """Return all options of some groups as keyword arguments."""
     return {each.name: getattr(options, each.name) for group in groups for each in dataclasses.fields(group)}
@@ -633,12 +765,9 @@ def keywords(options: Any, *groups: Any) -> dict[str, Any]:
 
 TAKEN_BACK = "default"
 
+PATHS = (".", "/", "~")  # how a name begins that is a path and not one of the Hub
 # Of each set, the option given last replaces the others.
 ALTERNATIVES = (frozenset({"epochs", "steps"}), frozenset({"warmup_fraction", "warmup_steps"}))
-
-
-class Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
-    """Help formatter that shows defaults and keeps the description's line breaks."""
 
 
 # Errors of a disk that is full, read-only, forbidden or gone, and of an invalid path.
@@ -665,6 +794,21 @@ def run_script(run: Callable[[Options], object], kind: type[Options], *, descrip
         _end_with(OutputError(f"{error.filename or 'A file'} cannot be read or written: {error.strerror}."))
 
 
+def check_words(arguments: Any) -> None:
+    """Refuse what is wrong whatever the data: paths that do not exist, and options that contradict each other.
+
+    Raises:
+        PlainViTError: Something is.
+    """
+    model, dataset = arguments.model, arguments.dataset
+    if os.path.isfile(model) or model.endswith(WEIGHTS) or model.startswith(PATHS):
+        path_of(model)
+    if dataset.startswith(PATHS) and not os.path.exists(dataset):
+        raise DataError(f"There is no file or folder {dataset}: correct the path.")
+    if isinstance(arguments, LoopOptions):
+        check_options(arguments)
+
+
 def typed_program() -> str | None:
     """Return the command that started this script, such as "plain-vit finetune"; None if it was run as a file."""
     return getattr(sys.modules["__main__"], "PROGRAM", None)
@@ -688,7 +832,7 @@ def _end_with(error: PlainViTError) -> NoReturn:
 
     Under torchrun, whose summary shows the error file of each process, only the first process prints the line.
     """
-    line = f"{type(error).__name__}: {error}"
+    line = told(error)
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if file:
         content = {"message": line, "extraInfo": {"py_callstack": line, "timestamp": str(int(time.time()))}}
@@ -710,31 +854,60 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
         description: the description for `--help`.
 
     Raises:
-        TrainingError: An option or a recipe is unknown, or belongs to another script.
+        TrainingError: A number is out of range, or a recipe is unknown or belongs to another script.
+        SystemExit: Anything else in the command line is wrong; its code is 2.
     """
     words = list(command_line)
-    known = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    options = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    known = [*options]
     layers = []
     if words and words[0].endswith((".yaml", ".yml")):
         layers += _with_recipe(_words_of(_read_options(words.pop(0))), known)
     layers += _with_recipe(_by_option(words), known)
-    _refuse_unknown({name for layer in layers for name in layer if name}, {*known, "list_recipes", "help"})
     merged: dict[str, list[str]] = {}
     for layer in layers:
         replaced = {other for group in ALTERNATIVES if group & layer.keys() for other in group - layer.keys()}
         merged = {name: given for name, given in merged.items() if name not in replaced} | layer
     of_recipes = {name for recipe in RECIPES.values() for name in recipe.options}
     merged = {name: given for name, given in merged.items() if given != [TAKEN_BACK] or name not in of_recipes}
-    groups: list[Any] = [group for group in reversed(kind.__mro__) if "_argument_group_name" in vars(group)]
-    parser = HfArgumentParser(
-        groups, prog=typed_program(), description=description, formatter_class=Help, allow_abbrev=False
-    )
+    parser = Parser(typed_program(), description)
+    hints = get_type_hints(kind)
+    for group in (group for group in reversed(kind.__mro__) if "_argument_group_name" in vars(group)):
+        titled = parser.add_argument_group(vars(group)["_argument_group_name"])
+        for name in [each.name for each in dataclasses.fields(group) if each.name in options]:
+            _add_option(titled, options.pop(name), hints[name])
     if "recipe" in known:
-        recipes = describe_recipes()  # argparse prints a version and exits
-        parser.add_argument("--list_recipes", action="version", version=recipes, help="describe the recipes and exit")
+        parser.add_argument("--list-recipes", action=Show, text=describe_recipes, help="describe the recipes and exit")
     stray = merged.pop("", [])
-    given = parser.parse_args([*stray, *(word for name, values in merged.items() for word in (f"--{name}", *values))])
+    given = parser.read([*stray, *(word for name, values in merged.items() for word in (f"--{name}", *values))])
     return kind(**vars(given))
+
+
+def _add_option(group: Any, option: dataclasses.Field[Any], hint: Any) -> None:
+    """Add an option to the parser; `X | None` is parsed as X."""
+    name = f"--{option.name.replace('_', '-')}"
+    default = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+    settings: dict[str, Any] = {"dest": option.name, "help": option.metadata["help"]}
+    settings |= {"required": True} if default is dataclasses.MISSING else {"default": default}
+    hint = next((part for part in get_args(hint) if type(None) in get_args(hint)), hint)
+    if hint is bool:
+        group.add_argument(name, type=_as_bool, nargs="?", const=True, metavar="yes|no", **settings)
+        if default is True:
+            group.add_argument(f"--no-{name[2:]}", dest=option.name, action="store_false", help=f"as {name} no")
+    elif get_origin(hint) is Literal:
+        group.add_argument(name, choices=get_args(hint), **settings)
+    else:
+        is_list = get_origin(hint) is list
+        kind = get_args(hint)[0] if is_list else hint
+        group.add_argument(name, type=kind, nargs="+" if is_list else None, **settings)
+
+
+def _as_bool(text: str) -> bool:
+    """Parse yes or no, as a word of YAML or of transformers' parser."""
+    words = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+    if text.lower() not in words:
+        raise ArgumentTypeError(f"{text!r} is neither yes nor no")
+    return words[text.lower()]
 
 
 def _read_options(path: str) -> dict[str, Any]:
@@ -750,14 +923,6 @@ def _read_options(path: str) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise TrainingError(f"{path} holds no options by name: give the arguments.yaml of a run.")
     return values
-
-
-def _refuse_unknown(given: set[str], known: Collection[str]) -> None:
-    for name in sorted(given - set(known)):
-        if name.removeprefix("no_") not in known:
-            close = difflib.get_close_matches(name, known, n=3)
-            hint = f"did you mean {' or '.join(f'--{each}' for each in close)}?" if close else "--help lists them all."
-            raise TrainingError(f"There is no option --{name}: {hint}")
 
 
 def _by_option(words: Sequence[str]) -> dict[str, list[str]]:

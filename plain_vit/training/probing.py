@@ -29,6 +29,7 @@ from ..files.staging import staged_file
 from ..heads_plain_vit import QueryPooler
 from ..modeling_plain_vit import PlainViTForImageClassification
 from ..system.extras import needs
+from .arguments import LEARNING_RATES, TEMPERATURE
 from .data.inputs import model_inputs
 from .models import head_of
 from .optimization import learning_rate_factor
@@ -41,11 +42,8 @@ MOMENTUM = 0.9  # of SGD
 BETAS = (0.9, 0.95)  # of AdamW, as in CAPI
 DEVIATIONS = {"sgd": 0.0, "lars": 0.01, "adamw": 0.02}  # of the initial weights; LARS cannot update weights of norm 0
 BASE_BATCH_SIZE = 256  # images per step at which learning rates are given
-# From DINOv2 (Oquab et al. 2023).
-LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
 BIAS = 100.0  # value of the constant feature, as in big_vision's few-shot evaluation
 EPSILON = 1e-5  # added to standard deviations
-TEMPERATURE = 0.07  # of the votes, as in DINO
 QUERIES, NEIGHBORS = 256, 16_384  # images compared at a time
 TRUST = 0.001  # LARS: norm of a gradient relative to the norm of the weights
 # Where to keep the final norm of the tokens without the norm of pooled features.

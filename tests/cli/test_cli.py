@@ -40,13 +40,13 @@ from plain_vit.errors import (
     PlainViTError,
     VerificationError,
 )
+from plain_vit.training.arguments import SCRIPTS as SCRIPT_OPTIONS
 from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data.glyphs import CHARACTERS
-from plain_vit_command import FORMATS, HINTS, SCRIPTS, main, parser
+from plain_vit_command import COMMANDS, FORMATS, HINTS, SCRIPTS, main, parser_of
 from tests.conftest import randomize_
 from tests.sizes import few
 from tests.tiny import tiny_config
-from tests.training.runs import open_script
 
 
 @pytest.fixture
@@ -374,51 +374,94 @@ def test_the_installed_command_answers() -> None:
 # Only the arguments
 
 
-@pytest.mark.parametrize(
-    "words, code, printed",
-    [
-        (["--help"], 0, "COMMAND"),
-        (["--version"], 0, f"plain-vit {plain_vit.__version__}"),
-        (["convert", "--help"], 0, "example: plain-vit convert"),
-        (["convrt"], 2, "invalid choice: 'convrt'"),
-        (["convert", "vit.pt", "out", "--num-head", "3"], 2, "unrecognized arguments"),
-        (["inspect", "not-there.pt"], 3, "'not-there.pt' does not exist"),
-        (["verify", "./a", "b/c/d"], 3, "'./a' does not exist, and is not a Hub id"),
-    ],
-)
-def test_words_are_answered_without_importing_torch(words: list[str], code: int, printed: str, tmp_path: Path) -> None:
-    program = (
-        "import sys, plain_vit_command\n"
-        "try:\n    code = plain_vit_command.main(sys.argv[1:])\n"
-        "except SystemExit as error:\n    code = error.code\n"
-        "assert not {'torch', 'transformers', 'plain_vit'} & sys.modules.keys()\n"
-        "sys.exit(code)"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(plain_vit.__file__).parents[1])}
+HEAVY = {"torch", "transformers", "datasets", "accelerate", "huggingface_hub", "numpy"}
+# The words, the exit code, what is printed, and in how many lines.
+WORDS = [
+    ("--help", 0, "COMMAND", 30),
+    ("--version", 0, f"plain-vit {plain_vit.__version__}", 1),
+    *((f"{name} --help", 0, f"usage: plain-vit {name} ", 420) for name in COMMANDS),
+    *((f"examples/{script}.py --help", 0, f"usage: {script}.py ", 420) for script in SCRIPT_OPTIONS),
+    ("finetune --list-recipes", 0, "Published: ", 1000),
+    ("examples --path", 0, "examples", 1),
+    ("convret", 2, "there is no 'convret'; did you mean 'convert'?", 3),
+    ("", 2, "required: COMMAND", 3),
+    ("convert", 2, "required: source", 3),
+    ("convert vit.pt out more", 2, "unexpected: more", 3),
+    ("convert vit.pt out --num-heads 3", 2, "no option --num-heads; did you mean .*'--num-attention-heads'?", 3),
+    ("inspect vit.pt --format tim", 2, "argument --format: there is no 'tim'; did you mean 'timm'?", 3),
+    ("inspect vit.pt --num-attention-heads x", 2, "argument --num-attention-heads: invalid int value: 'x'", 3),
+    ("inspect not-there.pt", 3, "CheckpointError: not-there.pt does not exist: expected a checkpoint file", 1),
+    ("inspect user/name.pt", 3, "CheckpointError: user/name.pt does not exist", 1),
+    ("verify bad.bin b/c/d", 3, "CheckpointError: bad.bin is an HTML or XML page", 1),
+    ("convert empty.pt out", 3, "CheckpointError: empty.pt is empty", 1),
+    ("show not-there.jpg --model folder --out page", 13, "DataError: not-there.jpg does not exist", 1),
+    ("predict bad.bin --model noise.npz", 3, "CheckpointError: noise.npz begins with ", 1),
+    ("finetune --model m", 2, "required: --dataset, --output-dir", 3),
+    ("finetune RUN --tracker wandb", 2, "no option --tracker; did you mean '--report-to'?", 3),
+    ("finetune RUN --lerning_rate 1", 2, "no option --lerning-rate; did you mean '--learning-rate'", 3),
+    ("finetune RUN --lr 1", 2, "no option --lr; did you mean '--learning-rate'?", 3),
+    ("finetune RUN --schedule cosin", 2, "argument --schedule: there is no 'cosin'; did you mean 'cosine'?", 3),
+    ("finetune RUN --recipe vit-cifar", 12, "TrainingError: There is no recipe 'vit-cifar': did you mean", 1),
+    ("finetune RUN --batch_size 0", 12, "TrainingError: batch_size is 0: expected 1 or more", 1),
+    ("finetune RUN --mixup-probability 0.3", 12, "Without mixup or cutmix, mixup_probability has no effect", 1),
+    ("finetune RUN --dataset ./nowhere", 13, "DataError: There is no file or folder ./nowhere: correct the path", 1),
+    ("evaluate --model not-there.pt --dataset digits", 3, "CheckpointError: not-there.pt does not exist", 1),
+    ("examples/predict.py --model bad.bin --dataset d --output-dir o", 3, "CheckpointError: bad.bin is an HTML", 1),
+]  # fmt: skip
+
+
+@pytest.mark.slow(quick=["--help", "finetune --help", "convret", "convert empty.pt out", "finetune RUN --lr 1"])
+@pytest.mark.parametrize("words, code, printed, lines", WORDS, ids=[words for words, *_ in WORDS])
+def test_help_and_mistakes_are_answered_at_once_without_torch(
+    words: str, code: int, printed: str, lines: int, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty.pt").touch()
+    (tmp_path / "bad.bin").write_text("<html><body>404</body></html>")
+    (tmp_path / "noise.npz").write_bytes(bytes(4096))
+    root = Path(plain_vit.__file__).parents[1]
+    name, *rest = words.replace("RUN", "--model m --dataset digits --output_dir out").split(" ")
+    command = [root / name, *rest] if name.endswith(".py") else [root / "plain_vit_command.py", name, *rest]
+    program = f"""
+import os, resource, runpy, sys
+code = 0
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as left:
+    code = left.code or 0
+used = resource.getrusage(resource.RUSAGE_SELF)
+sys.stdout.flush()
+print("used", used.ru_utime + used.ru_stime, *sorted({HEAVY!r} & sys.modules.keys()))
+sys.exit(code)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "80"}
     done = subprocess.run(
-        [sys.executable, "-c", program, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == code, done.stderr
-    assert printed in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+        [sys.executable, "-c", program, *filter(None, map(str, command))],
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    *said, used = (done.stderr + done.stdout).splitlines()
+    assert done.returncode == code, said
+    assert re.search(printed.replace("?", "[?]"), "\n".join(said)), said
+    assert len(said) <= lines, said
+    assert (done.stderr == "") == (code == 0)
+    assert code == 0 or said[0].startswith("plain-vit: ")
+    assert "(default: None)" not in done.stdout
+    _, seconds, *imported = used.split()
+    assert imported == []
+    assert float(seconds) < 0.5
 
 
 def test_every_option_has_a_help_and_every_command_an_example() -> None:
-    (commands,) = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
-    for name, command in commands.choices.items():
+    for name in COMMANDS:
+        command = parser_of(name)
         assert command.epilog.startswith(f"example: plain-vit {name}")
         assert [action.dest for action in command._actions if not action.help] == []
-        titles = [group.title for group in command._action_groups]
+        words = shlex.split(command.epilog.removeprefix(f"example: plain-vit {name}"))
         if name in SCRIPTS:
-            continue  # its options are those of the script; see the next tests
-        assert titles[-1].startswith("settings that the checkpoint may not contain") or name in (
-            "push",
-            "env",
-            "examples",
-            "browse",
-        )
-        examples = shlex.split(command.epilog.removeprefix("example: plain-vit "))
-        assert parser().parse_args(examples).command == name
+            parse_arguments(SCRIPT_OPTIONS[SCRIPTS[name]], words, description=None)
+        else:
+            command.read(words)
 
 
 def test_an_inferred_value_is_shown_as_it_would_be_given() -> None:
@@ -643,7 +686,7 @@ def test_a_command_of_a_script_has_its_options_and_its_exit_codes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for words, code, said in (
-        (["--help"], 0, f"usage: plain-vit {name} ["),
+        (["--help"], 0, f"usage: plain-vit {name} --"),
         (["--model", "m", "--model_hints", "nothing", "--dataset", "./none", "--output_dir", "out"], None, "rror: "),
     ):
         words = [word if name != "evaluate" else word.replace("--output_dir", "--output") for word in words]
@@ -655,15 +698,6 @@ def test_a_command_of_a_script_has_its_options_and_its_exit_codes(
         assert said in captured.out + captured.err
         assert captured.err.count("\n") <= 1
         assert sys.argv == before
-
-
-def test_the_example_of_a_script_s_command_is_understood_by_the_script() -> None:
-    (commands,) = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
-    for name, (script, *_) in SCRIPTS.items():
-        words = shlex.split(commands.choices[name].epilog.removeprefix(f"example: plain-vit {name} "))
-        module = open_script(script)
-        (kind,) = [each for key, each in vars(module).items() if key.endswith("Arguments")]
-        assert parse_arguments(kind, words, description=None).dataset == "digits"
 
 
 def test_the_names_of_the_shipped_labels_are_those_that_it_learned() -> None:

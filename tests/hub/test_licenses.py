@@ -10,7 +10,7 @@ import torch
 import vit_pytorch
 from huggingface_hub import snapshot_download
 
-from plain_vit.files.tensors import MAX_HEADER_BYTES
+from plain_vit.files.kinds import MAX_HEADER_BYTES
 from plain_vit.hub import push_folder
 from plain_vit.hub.licenses import MOST_FILES, copy_license_files
 from plain_vit_command import main

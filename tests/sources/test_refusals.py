@@ -55,7 +55,7 @@ from plain_vit.errors import (
     option_words,
 )
 from plain_vit.files.reading import read_checkpoint
-from plain_vit_command import HINTS, main, parser
+from plain_vit_command import HINTS, main, parser_of
 from tests.cli.test_generated_attack import attack_many, attack_names, attack_shapes, save_bases
 from tests.conftest import randomize_
 from tests.files.bad_files import BAD_FILES
@@ -293,7 +293,7 @@ def with_truth(words: list[str], truth: Mapping[str, Any], out: Path) -> list[st
     for place, word in enumerate(words):
         if word == "VALUE":  # a setting that no tensor shows
             words[place : place + 1] = option_words("", truth[words[place - 1][2:].replace("-", "_")])[1:]
-    options = parser().parse_args(words)
+    options = parser_of(words[0]).read(words[1:])
     given = {name: getattr(options, name) for name in HINTS if getattr(options, name) is not None}
     hints = [word for name, value in given.items() for word in option_words(name, truth.get(name, value))]
     return ["convert", options.source, str(out), "--no-verify", *hints]
@@ -673,7 +673,7 @@ def test_a_command_has_all_that_was_said_and_opens(tmp_path: Path) -> None:
         assert isinstance(error, AmbiguousCheckpointError)
         (line,) = (line for line in str(error).splitlines() if line.startswith("  plain-vit"))
         words = ["16x20" if word == "VALUE" else word for word in words_of(line)[1:]]  # no tensor shows it
-        options = parser().parse_args(words)
+        options = parser_of(words[0]).read(words[1:])
         assert {name: getattr(options, name) for name in given} == {**given, "image_mean": [0.5, 0.4, 0.3]}
         assert follow(Refused(path, ("timm",), PLAIN, given))
         assert said_of(path, **{**PLAIN, **given})[0] == ""
@@ -723,7 +723,7 @@ def follow_bad_model(title: str, folder: Path) -> None:
     (folder / "in").mkdir()
     make, _, _, hints = BAD_MODELS[title]
     path = make(folder / "in")
-    options = parser().parse_args(["inspect", str(path), *hints])
+    options = parser_of("inspect").read([str(path), *hints])
     given = {name: getattr(options, name) for name in HINTS if getattr(options, name) is not None}
     own = next((own for words, own in OWN_OF_BROKEN.items() if title.startswith(words)), ())
     follow(Refused(path, own, LUCID if own == ("vit_pytorch",) else {}, given))
