@@ -28,12 +28,14 @@ INTERRUPTED = 130  # the shells' exit code for Ctrl-C
 NO_TORCH = ("examples",)  # commands that do without
 
 
-class Source(str):
-    """An argument that names a checkpoint: refused at once if it is neither here nor a Hub id."""
+def source(text: str) -> str:
+    """Parse the name of a checkpoint: `prepare` refuses one that is neither here nor a Hub id."""
+    return text
 
 
-class Image(str):
-    """An argument that names a file: refused at once if it does not exist."""
+def image(text: str) -> str:
+    """Parse the name of an image file: `prepare` refuses one that does not exist."""
+    return text
 
 
 def size(text: str) -> int | tuple[int, int]:
@@ -135,10 +137,10 @@ OF_CHECKPOINT = {
     ]
 }  # fmt: skip
 
-SOURCE = argument("source", "file, folder or Hub id", type=Source)
+SOURCE = argument("source", "file, folder or Hub id", type=source)
 FORCE = flag("--force", "replace OUT; a folder with other files is renamed and kept")
-IMAGES = argument("images", "image files", nargs="+", metavar="IMAGE", type=Image)
-MODEL = argument("--model", "file, folder or Hub id; the options describe this one", required=True, type=Source)
+IMAGES = argument("images", "image files", nargs="+", metavar="IMAGE", type=image)
+MODEL = argument("--model", "file, folder or Hub id; the options describe this one", required=True, type=source)
 OUT_FOLDER = argument("--out", "new or empty folder", required=True, type=Path)
 ENGINE_ROWS = (
     argument("--precision", "precision of the weights (default: float32)", choices=PRECISIONS),
@@ -174,8 +176,8 @@ COMMANDS = {
         "print the largest difference between two checkpoints, stage by stage, and fail if it is too large",
         "vit_b_16-c867db91.pth vit-b-16",
         [
-            argument("a", "file, folder or Hub id; the options describe this one", type=Source),
-            argument("b", "file, folder or Hub id", type=Source),
+            argument("a", "file, folder or Hub id; the options describe this one", type=source),
+            argument("b", "file, folder or Hub id", type=source),
             argument("--tolerance", "largest difference that passes, relative to the largest value of its stage "
                      "(default: 1e-5)", type=share, metavar="NUMBER"),
         ],
@@ -226,7 +228,7 @@ COMMANDS = {
         [
             IMAGES,
             MODEL,
-            argument("--compare", "a second model, shown side by side with the first", type=Source),
+            argument("--compare", "a second model, shown side by side with the first", type=source),
             argument("--point", "place in the first image to compare all patches with: 0 0 top left, 1 1 bottom right",
                      type=float, nargs=2, default=(0.5, 0.5), metavar=("DOWN", "ACROSS")),
             OUT_FOLDER,
@@ -360,11 +362,12 @@ def prepare(options: Namespace) -> None:
     from plain_vit.errors import DataError
     from plain_vit.files.kinds import path_of
 
-    for given in vars(options).values():
-        for value in given if isinstance(given, list) else [given]:
-            if isinstance(value, Source):
+    for name, settings in COMMANDS[options.command].arguments:
+        given = getattr(options, name.removeprefix("--").replace("-", "_"))
+        for value in given if isinstance(given, list) else [given] * (given is not None):
+            if settings.get("type") is source:
                 path_of(value)
-            elif isinstance(value, Image) and not os.path.lexists(value):
+            elif settings.get("type") is image and not os.path.lexists(value):
                 raise DataError(f"{value} does not exist: expected an image file")
     if options.command not in NO_TORCH:
         whole_package()
