@@ -1,9 +1,8 @@
 """Replicas of models: new modules with the same tensors, which can have hooks while the model stays unchanged."""
 
 import operator
-from collections.abc import Callable
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any, TypeVar, cast
 
 from torch import nn
@@ -75,55 +74,21 @@ def _before_compiling(function: Any) -> Any:
     return getattr(function, "_torchdynamo_orig_callable", function) if isinstance(function, FunctionType) else function
 
 
-def _rebound(value: Any, twins: Twins, within: frozenset[int] = frozenset()) -> Any:
-    """Return an attribute with all modules in it replaced by their twins, also inside functions.
+def _rebound(value: Any, twins: Twins) -> Any:
+    """Return an attribute with each module replaced by its twin, also in a method or in the arguments of a partial.
 
-    A replaced `forward` is usually a method, a method with some arguments fixed, or a function around a method. Values
-    that hold no module are returned unchanged.
+    A replaced `forward` is usually a method of its module, or a function with the module as an argument that is fixed.
+    Values that hold no module are returned unchanged.
     """
     value = _before_compiling(value)
     if isinstance(value, nn.Module):
         return twins.get(id(eager(value)), value)
-    if id(value) in within:  # a function that calls itself
-        return value
-    kind = next((kind for kind in HELD if isinstance(value, kind)), None)
-    if kind is None:
-        return value
-    take, make = HELD[kind]
-    held = take(value)
-    parts = [_rebound(part, twins, within | {id(value)}) for part in held]
-    return value if all(map(operator.is_, parts, held)) else make(value, parts)
-
-
-def _cells(function: FunctionType) -> list[CellType]:
-    """Return the closure cells of a function that have a value."""
-    return [cell for cell in function.__closure__ or () if cell != CellType()]
-
-
-def _held_by_function(function: FunctionType) -> list[Any]:
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return [*(cell.cell_contents for cell in _cells(function)), *defaults]
-
-
-def _function_of(function: FunctionType, parts: list[Any]) -> FunctionType:
-    values = iter(parts)
-    new = {id(cell): CellType(next(values)) for cell in _cells(function)}
-    closure = tuple(new.get(id(cell), cell) for cell in function.__closure__ or ())
-    defaults = tuple(next(values) for _ in function.__defaults__ or ())
-    made = FunctionType(function.__code__, function.__globals__, function.__name__, defaults or None, closure or None)
-    made.__kwdefaults__ = {name: next(values) for name in function.__kwdefaults__ or {}} or None
-    return made
-
-
-def _partial_of(call: partial, parts: list[Any]) -> partial:
-    function, *held = parts
-    count = len(call.args)
-    return partial(function, *held[:count], **dict(zip(call.keywords, held[count:], strict=True)))
-
-
-# For each kind of callable: how to read what it holds, and how to rebuild it with other contents.
-HELD: dict[type, tuple[Callable[[Any], list[Any]], Callable[[Any, list[Any]], Any]]] = {
-    MethodType: (lambda method: [method.__func__, method.__self__], lambda method, parts: MethodType(*parts)),
-    partial: (lambda call: [call.func, *call.args, *call.keywords.values()], _partial_of),
-    FunctionType: (_held_by_function, _function_of),
-}
+    if isinstance(value, MethodType):
+        held = _rebound(value.__self__, twins)
+        return value if held is value.__self__ else MethodType(value.__func__, held)
+    if isinstance(value, partial):
+        held = [_rebound(part, twins) for part in (value.func, *value.args)]
+        named = {name: _rebound(part, twins) for name, part in value.keywords.items()}
+        before = (value.func, *value.args, *value.keywords.values())
+        return value if all(map(operator.is_, (*held, *named.values()), before)) else partial(*held, **named)
+    return value
