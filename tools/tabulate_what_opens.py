@@ -104,7 +104,7 @@ def main() -> None:
         "every bit is equal. What a file does not show (heads, epsilon, a rotation, a window) was given to both sides, "
         "or stands in its config.json: a report names it as unproven. "
         "Parity was shown on random weights, the shipped checkpoint and a trained DINOv2-small; "
-        "`examples/verify_public_checkpoints.py` shows it on public ones, where there is a network.\n\n"
+        "`tools/verify_public_checkpoints.py` shows it on public ones, where there is a network.\n\n"
         + "\n\n".join(sections)
         + "\n",
         encoding="utf-8",

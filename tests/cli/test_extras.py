@@ -25,7 +25,7 @@ SCRIPTS = (
     "linear_probe.py", "predict.py", "pretrain_masked_patches.py", "train_vit_pytorch_on_glyphs.py", "serve/app.py",
     "space/app.py",
 )  # fmt: skip
-NEED_NOTHING = {"convert_your_own.py", "verify_public_checkpoints.py"}
+NEED_NOTHING = {"convert_your_own.py"}
 IMPORTED_AS = {"scikit-learn": "sklearn", "vit-pytorch": "vit_pytorch", "pyyaml": "yaml", "pillow": "PIL"}
 # A process in which these packages are only in the folder of the script.
 HIDING = """

@@ -1,6 +1,5 @@
 """The script that verifies public checkpoints, run on local checkpoints of every source."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +19,7 @@ from tests import ROOT
 from tests.conftest import randomize_
 from tests.sources.google_models import random_arrays, save
 from tests.sources.transformers_models import tiny_transformers
-
-SCRIPT = ROOT / "examples" / "verify_public_checkpoints.py"
-spec: Any = importlib.util.spec_from_file_location("verify_public_checkpoints", SCRIPT)
-script: Any = importlib.util.module_from_spec(spec)
-sys.modules["verify_public_checkpoints"] = script  # dataclasses look up their module
-spec.loader.exec_module(script)
+from tools import verify_public_checkpoints as script
 
 
 def checkpoints(folder: Path) -> dict[str, str]:
@@ -116,8 +110,8 @@ def test_wrong_pixels_alone_make_it_fail(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_the_public_ones_are_listed_and_filtered_without_a_network() -> None:
     listed = subprocess.run(
-        [sys.executable, str(SCRIPT), "--list", "--only", "*dinov2-with-registers-small"],
-        capture_output=True, text=True, check=True,
+        [sys.executable, "-m", "tools.verify_public_checkpoints", "--list", "--only", "*dinov2-with-registers-small"],
+        capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
     assert listed.stdout == "transformers facebook/dinov2-with-registers-small\n"
     assert len({(entry.source, entry.name) for entry in script.ENTRIES}) == len(script.ENTRIES) > 60

@@ -1,8 +1,8 @@
 """Open public checkpoints of every source, and compare pixels and outputs at every stage with the original package.
 
-    python examples/verify_public_checkpoints.py --list
-    python examples/verify_public_checkpoints.py --only 'timm/vit_*' --out public.md
-    python examples/verify_public_checkpoints.py --checkpoint transformers=my/vit --checkpoint torchvision=vit.pth
+    python -m tools.verify_public_checkpoints --list
+    python -m tools.verify_public_checkpoints --only 'timm/vit_*' --out public.md
+    python -m tools.verify_public_checkpoints --checkpoint transformers=my/vit --checkpoint torchvision=vit.pth
 
 The first run downloads a checkpoint into the cache of its package. Both models see the same image, prepared by the
 source's own code. (Google's code for `.npz` files does not use torch: plain-vit prepares the image, and timm's outputs
