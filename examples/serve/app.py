@@ -38,6 +38,7 @@ from transformers.image_utils import load_image
 from plain_vit import PlainViTImageProcessor
 from plain_vit.errors import CheckpointError, PlainViTError, printable
 from plain_vit.image_processing_plain_vit import DEEP_MODES
+from plain_vit.scores import scores as scores_of
 from plain_vit.system.extras import needs
 
 with needs("plain-vit[serve]", script=__name__ == "__main__"):
@@ -216,12 +217,7 @@ class Classifier:
     def scores(self, images: list[np.ndarray]) -> np.ndarray:
         """Run the graph; return the scores (B, labels) that transformers' pipeline would give."""
         logits = self.session.run(None, {"pixel_values": np.stack(images)})[0]
-        if self.config.problem_type == "regression":
-            return logits
-        if self.config.problem_type == "multi_label_classification" or len(self.config.id2label) == 1:
-            return 1 / (1 + np.exp(-logits))
-        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        return powers / powers.sum(axis=-1, keepdims=True)
+        return scores_of(torch.from_numpy(logits), self.config.problem_type).numpy()
 
 
 class Decoders:
