@@ -25,7 +25,6 @@ from plain_vit.analysis import (
     attention_distance,
     attention_maps,
     attention_rollout,
-    augmented_views,
     average_over_images,
     confusion_matrix,
     correspondences,
@@ -49,7 +48,6 @@ from plain_vit.analysis import (
 )
 from plain_vit.conversion import from_checkpoint
 from plain_vit.training.data import load_digits
-from plain_vit.training.data.augmentation import training_transform
 from plain_vit.training.data.glyphs import CHARACTERS, render_glyphs
 
 ROOT = Path(__file__).parent.parent
@@ -108,8 +106,6 @@ def draw_glyphs() -> None:
     stretched = PlainViTForImageClassification(config)
     stretched.load_state_dict(model.state_dict())
     save("resampled", plots.plot_resampled_positions(resampled_positions(stretched, (48, 36))))
-    views = augmented_views(glyphs[:3], training_transform(processor, augmentation="affine"), processor)
-    save("augmentations", plots.plot_augmentations([np.asarray(glyph) / 255 for glyph in glyphs[:3]], views))
 
 
 def draw_trained() -> None:

@@ -33,7 +33,7 @@ from .gradients import grad_cam, grad_cam_layer, integrated_gradients, tokens_to
 from .hidden_states import logit_lens, token_norms
 from .inspection import TokenLayout, token_layout
 from .results import confusion_matrix, displayable, predict
-from .streams import augmented_views, average_over_images, pixel_batches
+from .streams import average_over_images, pixel_batches
 
 __all__ = [
     "Correspondences",
@@ -45,7 +45,6 @@ __all__ = [
     "attention_distance",
     "attention_maps",
     "attention_rollout",
-    "augmented_views",
     "average_over_images",
     "confusion_matrix",
     "correspondences",

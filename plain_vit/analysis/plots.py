@@ -773,26 +773,6 @@ def plot_resampled_positions(positions: ResampledPositions, count: int = 4) -> F
     return figure
 
 
-def plot_augmentations(originals: Sequence[np.ndarray], views: np.ndarray) -> Figure:
-    """Draw images next to augmented views of them.
-
-    Args:
-        originals: Images with values in [0, 1] of shape (H, W, 3) or (H, W), of any size.
-        views: Values in [0, 1] of shape (images, draws, H, W, 3) or (images, draws, H, W), from `augmented_views`.
-    """
-    rows, count = views.shape[:2]
-    figure = plain_figure(1.1 * (count + 1), 0.35 + 1.1 * rows)
-    axes = figure.subplots(rows, count + 1, squeeze=False)
-    for i in range(rows):
-        for axis, image in zip(axes[i], (originals[i], *views[i]), strict=True):
-            show_image(axis, image)
-            axis.set_axis_off()
-    axes[0, 0].set_title("original", fontsize=9)
-    for draw in range(count):
-        axes[0, draw + 1].set_title(f"draw {draw}", fontsize=9)
-    return figure
-
-
 def _legend(axis: Axes, labels: Sequence[str], **place: Any) -> None:
     """Label the lines in order; matplotlib itself would omit labels that begin with an underscore."""
     axis.legend(axis.lines, [one_line(label, UPWARDS) for label in labels], fontsize=8, frameon=False, **place)

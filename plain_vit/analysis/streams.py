@@ -4,22 +4,17 @@ Legend: `B` batch, `C` channels, `H W` pixels.
 """
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 from tqdm import tqdm
 from transformers import BaseImageProcessor
 
 from ..errors import AnalysisError
 from .inspection import as_batch, pixels_of
-from .results import displayable
-
-DRAWING = threading.Lock()  # transforms draw from torch's generator, which all threads share
 
 
 def average_over_images(
@@ -96,28 +91,3 @@ def pixel_batches(
     for _, same in itertools.groupby(pixels, lambda each: each.shape):
         while batch := list(itertools.islice(same, batch_size)):
             yield torch.cat(batch)
-
-
-def augmented_views(
-    images: Iterable[Image.Image],
-    transform: Callable[[Image.Image], torch.Tensor],
-    image_processor: BaseImageProcessor,
-    count: int = 6,
-    seed: int = 0,
-) -> np.ndarray:
-    """Return augmented views of images: several draws of a random transform.
-
-    Args:
-        images: Opened images.
-        transform: Maps an image to normalised pixels (C, H, W), such as `training_transform` of `plain_vit.training`.
-        image_processor: The processor whose normalisation the transform applies; it is undone.
-        count: Number of draws per image.
-        seed: Seed of the draws; torch's global generator is not changed.
-
-    Returns:
-        Values in [0, 1] of shape (images, count, H, W, 3), or (images, count, H, W) without three channels.
-    """
-    with DRAWING, torch.random.fork_rng():
-        torch.manual_seed(seed)
-        views = [torch.stack([transform(image) for _ in range(count)]) for image in images]
-    return np.stack([displayable(view, image_processor) for view in views])

@@ -20,7 +20,6 @@ from plain_vit.analysis import (
     attention_distance,
     attention_maps,
     attention_rollout,
-    augmented_views,
     average_over_images,
     confusion_matrix,
     displayable,
@@ -622,24 +621,6 @@ def test_displayed_images_are_what_the_model_sees_of_them() -> None:
     np.testing.assert_array_equal(displayable(pixels, model=model), displayable(pixels[..., :12, :16]))
     with pytest.raises(AnalysisError, match=r"\(14, 19\) pixels .* is not a multiple of patch_size \(3, 4\)"):
         displayable(pixels, model=build())
-
-
-def test_augmented_views_are_drawn_anew_and_repeat_with_the_seed() -> None:
-    processor = PlainViTImageProcessor(size={"height": 4, "width": 3})
-
-    def transform(image: torch.Tensor) -> torch.Tensor:
-        return image + torch.rand(3, 4, 3)
-
-    state = torch.random.get_rng_state()
-    first, again, other = (
-        augmented_views([torch.zeros(3, 4, 3)] * 2, transform, processor, count=5, seed=seed)  # type: ignore[list-item]
-        for seed in (0, 0, 1)
-    )
-    assert first.shape == (2, 5, 4, 3, 3)
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, other)
-    assert not np.array_equal(first[0, 0], first[0, 1])
-    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_a_confusion_matrix_counts_true_classes_down_and_predicted_ones_across() -> None:

@@ -41,7 +41,6 @@ from plain_vit.analysis.plots import (
     percent,
     plot_attention_distance,
     plot_attention_heads,
-    plot_augmentations,
     plot_confusion_matrix,
     plot_contributions,
     plot_logit_lens,
@@ -343,14 +342,6 @@ def test_resampled_positions_are_drawn_along_the_directions_of_the_first_grid() 
     pictures = shown(plot_resampled_positions(ResampledPositions(before, after), count=1))
     np.testing.assert_allclose(np.abs(pictures[0]), np.abs(before[..., 2]), atol=1e-6)
     np.testing.assert_allclose(np.abs(pictures[1]), np.ones((7, 3)), atol=1e-6)
-
-
-def test_augmented_views_are_next_to_their_originals() -> None:
-    originals, views = [random(9, 7), random(5, 6, 3)], random(2, 3, 4, 4, 3)
-    pictures = shown(plot_augmentations(originals, views))
-    assert len(pictures) == 8
-    np.testing.assert_array_equal(pictures[4], originals[1])
-    np.testing.assert_array_equal(pictures[7], views[1, 2])
 
 
 def test_no_figure_is_shown_or_kept() -> None:

@@ -18,7 +18,6 @@ from torch import nn
 
 from plain_vit.analysis import (
     attention_maps,
-    augmented_views,
     grad_cam,
     gradient_rollout,
     integrated_gradients,
@@ -32,7 +31,6 @@ from plain_vit.analysis import (
     token_layout,
 )
 from plain_vit.errors import AnalysisError
-from plain_vit.image_processing_plain_vit import PlainViTImageProcessor
 from plain_vit.modeling_plain_vit import PlainViTLayer
 from tests.analysis.test_analysis import FUNCTIONS, build, images
 
@@ -78,21 +76,6 @@ def test_a_model_is_left_alone_while_it_is_looked_at(function: Callable[..., np.
     expected = model(pixels).logits.detach()
     for logits in trained:
         torch.testing.assert_close(logits, expected, rtol=0, atol=0)
-
-
-def test_threads_draw_the_views_of_their_seed() -> None:
-    def views(seed: int) -> np.ndarray:
-        return augmented_views(
-            [torch.zeros(3, 40, 30)] * 5,  # type: ignore[list-item]
-            lambda image: image + torch.rand(3, 40, 30),
-            PlainViTImageProcessor(),
-            seed=seed,
-        )
-
-    alone = [views(seed) for seed in range(8)]
-    with ThreadPoolExecutor(4) as threads:
-        for one, other in zip(alone, threads.map(views, range(8)), strict=True):
-            np.testing.assert_array_equal(one, other)
 
 
 # Compiled, wrapped, replaced
