@@ -51,6 +51,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages, UnreadableImages
     from plain_vit.training.data.identity import contents_hash, labels_hash
     from plain_vit.training.data.inputs import max_num_patches_of
+    from plain_vit.training.data.splits import choose_shots
     from plain_vit.training.hardware.processes import start_processes
     from plain_vit.training.probing import Features
     from plain_vit.training.reports.facts import count_images
@@ -280,10 +281,10 @@ def probe(arguments: ProbeArguments) -> dict[str, Any]:
 
 def check_counts(arguments: ProbeArguments, data: ImageClassificationData) -> None:
     """Refuse more shots or neighbours than there are training images."""
-    labels = torch.tensor(data.train["label"][:])
+    labels = np.asarray(data.train["label"])
     if arguments.mode in ("few_shot", "both"):
         for shots in arguments.shots:
-            probing.check_shots(labels, len(data.label_names), shots)
+            choose_shots(labels, data.label_names, shots, seed=0)
     if arguments.mode == "knn":
         probing.check_neighbors(len(labels), arguments.neighbors, arguments.temperature)
 

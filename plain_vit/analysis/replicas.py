@@ -87,8 +87,8 @@ def _rebound(value: Any, twins: Twins) -> Any:
         held = _rebound(value.__self__, twins)
         return value if held is value.__self__ else MethodType(value.__func__, held)
     if isinstance(value, partial):
-        held = [_rebound(part, twins) for part in (value.func, *value.args)]
+        function, *fixed = (_rebound(part, twins) for part in (value.func, *value.args))
         named = {name: _rebound(part, twins) for name, part in value.keywords.items()}
-        before = (value.func, *value.args, *value.keywords.values())
-        return value if all(map(operator.is_, (*held, *named.values()), before)) else partial(*held, **named)
+        before, after = (value.func, *value.args, *value.keywords.values()), (function, *fixed, *named.values())
+        return value if all(map(operator.is_, after, before)) else partial(function, *fixed, **named)
     return value

@@ -31,6 +31,7 @@ from ..modeling_plain_vit import PlainViTForImageClassification
 from ..system.extras import needs
 from .arguments import LEARNING_RATES, TEMPERATURE
 from .data.inputs import model_inputs
+from .data.splits import choose_shots
 from .models import head_of
 from .optimization import learning_rate_factor
 
@@ -444,35 +445,6 @@ def use_probe(classifier: PreTrainedModel, probe: Probe) -> None:
     pooler.o_proj.bias.copy_(probe.pooling.bias)
 
 
-def check_shots(labels: torch.Tensor, classes: int, shots: int) -> None:
-    """Refuse a number of images per class that is larger than a class.
-
-    Raises:
-        DataError: A class has fewer.
-        TrainingError: The number is below 1.
-    """
-    if shots < 1:
-        raise TrainingError(f"Expected 1 or more shots: got {shots}.")
-    counts = torch.bincount(labels, minlength=classes)
-    fewest = int(counts.argmin())
-    if counts[fewest] < shots:
-        raise DataError(
-            f"Class {fewest} has {counts[fewest]} training images, fewer than {shots} shots: set smaller --shots."
-        )
-
-
-def choose_shots(labels: torch.Tensor, classes: int, shots: int, *, seed: int) -> torch.Tensor:
-    """Return the rows of `shots` random images of each class.
-
-    Raises:
-        DataError: A class has fewer.
-    """
-    check_shots(labels, classes, shots)
-    rng = np.random.default_rng(seed)
-    rows = [rng.permutation(np.flatnonzero(labels.numpy() == number)) for number in range(classes)]
-    return torch.from_numpy(np.sort(np.concatenate([part[:shots] for part in rows])))
-
-
 def fit_ridge(features: Features, classes: int, *, l2: float = 2.0**10) -> tuple[torch.Tensor, torch.Tensor]:
     """Solve the ridge regression from features to targets of -1 and 1 in closed form.
 
@@ -505,7 +477,7 @@ def few_shot_accuracies(
     """Return the accuracy of ridge regression for each seed, which selects `shots` images per class."""
     accuracies = []
     for seed in seeds:
-        rows = choose_shots(train.labels, classes, shots, seed=seed)
+        rows = choose_shots(train.labels.numpy(), [*map(str, range(classes))], shots, seed)
         weight, bias = fit_ridge(Features(train.values[rows], train.labels[rows]), classes, l2=l2)
         answers = F.linear(held_out.values.double(), weight, bias).argmax(dim=1)
         accuracies.append((answers == held_out.labels).double().mean().item())

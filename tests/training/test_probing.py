@@ -29,11 +29,11 @@ from transformers import (
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.errors import DataError, OutputExistsError, TrainingError
 from plain_vit.training.arguments import parse_arguments
+from plain_vit.training.data.splits import choose_shots
 from plain_vit.training.probing import (
     BIAS,
     EPSILON,
     Features,
-    choose_shots,
     extract_features,
     few_shot_accuracies,
     fit_ridge,
@@ -72,15 +72,15 @@ def test_ridge_is_that_of_scikit_learn_on_whitened_features_and_a_constant(image
 
 
 def test_shots_are_as_many_of_each_class_and_seeded():
-    labels = torch.arange(30) % 3
-    rows = choose_shots(labels, 3, 4, seed=1)
-    assert torch.bincount(labels[rows]).tolist() == [4, 4, 4]
-    assert torch.equal(rows, choose_shots(labels, 3, 4, seed=1))
-    assert not torch.equal(rows, choose_shots(labels, 3, 4, seed=2))
-    with pytest.raises(DataError, match="Class 1 has 10 training images, fewer than 11"):
-        choose_shots(torch.cat([labels, torch.tensor([0, 2])]), 3, 11, seed=0)
-    with pytest.raises(TrainingError, match="1 or more shots: got 0"):
-        choose_shots(labels, 3, 0, seed=0)
+    labels, names = np.arange(30) % 3, ["ant", "bee", "cat"]
+    rows = choose_shots(labels, names, 4, seed=1)
+    assert np.bincount(labels[rows]).tolist() == [4, 4, 4]
+    assert np.array_equal(rows, choose_shots(labels, names, 4, seed=1))
+    assert not np.array_equal(rows, choose_shots(labels, names, 4, seed=2))
+    with pytest.raises(DataError, match="class 'bee' has 10 training images, fewer than the 11 requested"):
+        choose_shots(np.append(labels, [0, 2]), names, 11, seed=0)
+    with pytest.raises(DataError, match="1 or more images per class: got 0"):
+        choose_shots(labels, names, 0, seed=0)
 
 
 def test_more_shots_tell_more_and_each_seed_is_one_answer():
@@ -220,7 +220,7 @@ def test_probe_leaves_a_model_with_the_accuracy_it_reports_and_features_that_are
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (["--shots", 1, 500], "fewer than 500 shots: set smaller --shots"),
+    (["--shots", 1, 500], "fewer than the 500 requested: request fewer"),
     (["--mode", "few_shot", "--shots", 0, 2], "shots is \\[0, 2\\]: expected 1 or more"),
     (["--mode", "knn", "--neighbors", 10, 5000], "fewer than 5000 neighbours: set --neighbors"),
     (["--mode", "knn", "--temperature", 0], "temperature is 0.0: expected a positive number"),

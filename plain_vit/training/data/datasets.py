@@ -24,7 +24,7 @@ from .folders import ENDINGS, Opened, open_folder, split_name
 from .glyphs import CHARACTERS, render_glyphs
 from .idx import dataset_of_pixels, holds_idx, load_idx
 from .layout import ALL, NAMES_OF
-from .splits import carve, few_shots, some_rows
+from .splits import carve, choose_shots, some_rows
 from .targets import check_evaluated, label_type_error, whole_numbers, with_vectors
 
 with needs("plain-vit[train]"):
@@ -506,7 +506,8 @@ def load_classification_data(
     if validation_fraction:
         chosen["train"], chosen["validation"] = carve(chosen["train"], validation_fraction, seed)
     if shots_per_class is not None:
-        chosen["train"] = few_shots(chosen["train"], shots_per_class, names, seed)
+        rows = choose_shots(np.asarray(chosen["train"]["label"]), names, shots_per_class, seed)
+        chosen["train"] = chosen["train"].select(rows)
     if max_images is not None:
         chosen = {role: some_rows(split, max_images, seed) for role, split in chosen.items()}
     if not single:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...errors import DataError
+from ...errors import DataError, counted
 from ...system.extras import needs
 
 with needs("plain-vit[train]"):
@@ -31,23 +31,31 @@ def carve(train: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]
     return train.select(np.sort(kept)), train.select(np.sort(carved))
 
 
-def few_shots(train: Dataset, shots: int, names: Sequence[str], seed: int) -> Dataset:
-    """Return `shots` random rows of each class.
+def choose_shots(labels: np.ndarray, names: Sequence[str], shots: int, seed: int) -> np.ndarray:
+    """Return the rows of `shots` random images of each class, in their original order.
+
+    Args:
+        labels: class number of each image.
+        names: the classes, in the order of their numbers.
+        shots: number of images per class, at least 1.
+        seed: seed of the selection.
 
     Raises:
-        DataError: A class has fewer rows, or the number is below 1.
+        DataError: A class has fewer images, or the number is below 1.
     """
     if shots < 1:
-        raise DataError(f"shots_per_class is {shots}: expected at least 1.")
-    labels = np.asarray(train["label"])
+        raise DataError(f"Expected 1 or more images per class: got {shots}.")
     rng = np.random.default_rng(seed)
     kept: list[np.ndarray] = []
     for number, name in enumerate(names):
         rows = rng.permutation(np.flatnonzero(labels == number))
         if len(rows) < shots:
-            raise DataError(f"The class {name!r} has {len(rows)} training images, fewer than the {shots} requested.")
+            raise DataError(
+                f"The class {name!r} has {counted(len(rows), 'training image')}, fewer than the {shots} requested: "
+                "request fewer."
+            )
         kept.append(rows[:shots])
-    return train.select(np.sort(np.concatenate(kept)))
+    return np.sort(np.concatenate(kept))
 
 
 def some_rows(split: Dataset, count: int, seed: int) -> Dataset:
