@@ -53,6 +53,7 @@ table: $(TRANSFORMERS_TESTS) ## measure every source that opens and write docs/r
 
 architectures: $(INSTALLED) ## write the tables of timm's and torchvision's architectures from what is installed
 	$(BIN)/python -m tools.generate_architectures
+	$(BIN)/python -m tools.tabulate_models
 
 bench: $(INSTALLED) ## a short set of the benchmarks, without imports and whole training runs: under ten minutes, 12 GB of disk
 	$(BIN)/python -m benchmarks.bench_forward --quick

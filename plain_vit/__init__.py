@@ -1,5 +1,7 @@
 """A Vision Transformer for the Hugging Face Hub that opens every plain ViT checkpoint with the same outputs."""
 
+from typing import TYPE_CHECKING, Any
+
 from transformers import (
     AutoBackbone,
     AutoConfig,
@@ -9,7 +11,7 @@ from transformers import (
     AutoModelForMaskedImageModeling,
 )
 
-from .configuration_plain_vit import PlainViTConfig
+from .configuration_plain_vit import OTHER_NAMES, PlainViTConfig
 from .image_processing_plain_vit import PlainViTImageProcessor, PlainViTImageProcessorPil
 from .inference import prepare_for_inference
 from .modeling_plain_vit import (
@@ -18,6 +20,10 @@ from .modeling_plain_vit import (
     PlainViTForMaskedImageModeling,
     PlainViTModel,
 )
+
+if TYPE_CHECKING:
+    from .conversion.catalogue import list_models
+    from .conversion.create import create_image_processor, create_model
 
 __version__ = "0.1.0"
 
@@ -31,6 +37,28 @@ AutoImageProcessor.register(
     image_processor_classes={"torchvision": PlainViTImageProcessor, "pil": PlainViTImageProcessorPil},
 )
 
+
+def _config_named(name: str, **fields: Any) -> PlainViTConfig:
+    from .conversion.create import config_named
+
+    return config_named(name, **fields)
+
+
+OTHER_NAMES[:] = [_config_named]
+
+
+def __getattr__(name: str) -> Any:  # on use: they import the conversion, which `import plain_vit` does not
+    if name == "list_models":
+        from .conversion.catalogue import list_models
+
+        return list_models
+    if name in ("create_image_processor", "create_model"):
+        from .conversion import create
+
+        return getattr(create, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "PlainViTBackbone",
     "PlainViTConfig",
@@ -39,5 +67,8 @@ __all__ = [
     "PlainViTImageProcessor",
     "PlainViTImageProcessorPil",
     "PlainViTModel",
+    "create_image_processor",
+    "create_model",
+    "list_models",
     "prepare_for_inference",
 ]

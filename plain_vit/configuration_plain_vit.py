@@ -5,7 +5,7 @@ import difflib
 import os
 import re
 import warnings
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -34,6 +34,8 @@ PRESETS = {
     "gigantic": {"hidden_size": 1664, "num_hidden_layers": 48, "num_attention_heads": 16, "intermediate_size": 8192},
 }  # fmt: skip
 PRESET_NAME = re.compile(r"vit-(?P<size>[a-z]+)-patch(?P<patch>\d+)-(?P<image>\d+)")
+# Returns the config of any other name, with some fields changed. The package sets it: a copy in a checkpoint has none.
+OTHER_NAMES: list[Callable[..., "PlainViTConfig"]] = []
 
 # The code of each Auto class in a saved folder; the dict names both backends of the image processor.
 AUTO_MAP = {
@@ -521,23 +523,28 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
 
     @classmethod
     def from_name(cls, name: str, **kwargs: Any) -> "PlainViTConfig":
-        """Return the configuration of a standard model size.
+        """Return the configuration of a model by name.
 
         Args:
             name: A name such as "vit-base-patch16-224": size (tiny, small, base, large, huge, giant, gigantic), then
-                patch and image size in pixels.
+                patch and image size in pixels; or, where plain-vit is installed, any name that `create_model` takes,
+                such as "timm:vit_base_patch16_224".
             **kwargs: Further fields, such as `num_labels`.
 
         Raises:
-            ValueError: The name is unknown.
+            ValueError: The name is unknown; suggests similar names.
 
         Source:
             Dosovitskiy et al. 2021, Table 1; Touvron et al. 2021, Table 1; Zhai et al. 2022, Table 2.
         """
         match = PRESET_NAME.fullmatch(name)
         if match is None or match["size"] not in PRESETS:
-            known = ", ".join(PRESETS)
-            raise ValueError(f"unknown name {name!r}: expected vit-SIZE-patchP-I with SIZE one of {known}")
+            for named in OTHER_NAMES:
+                return named(name, **kwargs)
+            raise ValueError(
+                f"unknown name {name!r}: expected vit-SIZE-patchP-I with SIZE one of {', '.join(PRESETS)}; names of "
+                "other packages, such as timm's, need the package plain-vit (import plain_vit, and its PlainViTConfig)"
+            )
         sizes = {"patch_size": int(match["patch"]), "image_size": int(match["image"])}
         return cls(**{**PRESETS[match["size"]], **sizes, **kwargs})
 

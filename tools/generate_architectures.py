@@ -5,8 +5,8 @@
 
 The tables hold: the constructor arguments of timm's plain Vision Transformers and of the models in its `eva.py`, old
 names that timm still maps, and published files with a hash in their names; for similar models of timm, their names and
-the parts that only they have; torchvision's builders and files; open_clip's image tower configurations. Nothing is
-downloaded.
+the parts that only they have; torchvision's builders and files; open_clip's image tower configurations; the published
+weights of all three by name; the Hub ids in the documentation of transformers. Nothing is downloaded.
 """
 
 import argparse
@@ -171,6 +171,39 @@ def published_timm_files(known: Mapping[str, Any]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+# The settings in timm's record of published weights that a config or an image processor depends on.
+TIMM_SETTINGS = (
+    *("num_classes", "input_size", "fixed_input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std"),
+    *("license",),
+)
+
+
+def timm_models(known: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the published weights of each architecture by name, timm's default first.
+
+    An architecture without weights has an entry of its own name. The values are the settings that differ from timm's
+    defaults, the Hub id if it is not `timm/` and the name, and the address of weights that are not on the Hub.
+    """
+    from timm.models import PretrainedCfg, _registry
+
+    defaults, found = PretrainedCfg(), dict[str, dict[str, Any]]()
+    for name in known:
+        listed: Any = _registry._model_default_cfgs[name]
+        for tag in listed.tags:
+            cfg = listed.cfgs[tag]
+            if not cfg.has_weights and tag != listed.tags[0]:
+                continue
+            full = f"{name}.{tag}" if cfg.has_weights and tag else name
+            entry = {key: value for key in TIMM_SETTINGS if (value := getattr(cfg, key)) != getattr(defaults, key)}
+            if cfg.hf_hub_id is not None:
+                hub = f"{cfg.hf_hub_id}{full}" if cfg.hf_hub_id.endswith("/") else cfg.hf_hub_id
+                entry |= {"hub": hub} if hub != f"timm/{full}" else {}
+            elif cfg.has_weights:
+                entry["url"] = cfg.url
+            found[full] = entry
+    return found
+
+
 # timm's other models
 
 
@@ -280,6 +313,20 @@ def torchvision_files() -> dict[str, tuple[int, int, str]]:
     return found
 
 
+def torchvision_models() -> dict[str, dict[str, str]]:
+    """Return the file of the published weights of each builder, and their licence if torchvision states it."""
+    from torchvision.models import get_model_weights
+
+    return {
+        f"{name}.{weights.name}": {
+            "file": weights.url.rpartition("/")[2].rpartition(".")[0],
+            **{key: weights.meta[key] for key in ("license",) if key in weights.meta},
+        }
+        for name in torchvision_architectures()
+        for weights in get_model_weights(name)
+    }
+
+
 # open_clip
 
 
@@ -295,6 +342,58 @@ def open_clip_models() -> dict[str, dict[str, Any]]:
             quick_gelu = {"quick_gelu": True} if model_cfg.get("quick_gelu") else {}
             found[name] = {"embed_dim": model_cfg["embed_dim"], **quick_gelu, "vision_cfg": vision_cfg}
     return found
+
+
+def open_clip_closed(known: Mapping[str, Any]) -> list[str]:
+    """Return the names of open_clip's models whose image tower does not open."""
+    from plain_vit.conversion.sources.open_clip.source import OPEN_CLIP
+    from plain_vit.errors import PlainViTError
+
+    def opens(model_cfg: Mapping[str, Any]) -> bool:
+        try:
+            return OPEN_CLIP.config_of_settings({"model_cfg": model_cfg}) is not None
+        except PlainViTError:
+            return False
+
+    return sorted(name for name, model_cfg in known.items() if not opens(model_cfg))
+
+
+def open_clip_weights(known: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the Hub id and the preprocessing of the published weights of these models.
+
+    Weights that were trained with the other kind of GELU than the model has are left out: open_clip only warns. They
+    are listed under the model that has their kind.
+    """
+    import open_clip
+
+    from plain_vit.conversion.sources.open_clip.pixels import DEFAULTS
+
+    found = {}
+    for name, tag in open_clip.list_pretrained():
+        cfg = open_clip.get_pretrained_cfg(name, tag)
+        if name in known and cfg["hf_hub"] and cfg.get("quick_gelu", False) == known[name].get("quick_gelu", False):
+            settings = {key: value for key, value in cfg.items() if key in DEFAULTS and value != DEFAULTS[key]}
+            found[f"{name}.{tag}"] = {"hub": cfg["hf_hub"].rstrip("/"), **settings}
+    return found
+
+
+# transformers
+
+
+def transformers_models() -> dict[str, dict[str, str]]:
+    """Return the Hub ids that transformers names in the documentation of the models that open, with their type."""
+    import inspect
+
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from plain_vit.conversion.sources.transformers.source import MODEL_TYPES
+
+    found: dict[str, dict[str, str]] = {}
+    for model_type in MODEL_TYPES:
+        source = inspect.getsource(CONFIG_MAPPING[model_type])
+        if match := re.search(r'auto_docstring\(checkpoint="([^"]+/[^"]+)"', source):
+            found.setdefault(match[1], {"model_type": model_type})
+    return dict(sorted(found.items()))
 
 
 # Writing
@@ -336,11 +435,13 @@ def timm_table(constructor: Any = None) -> dict[str, Any]:
     import timm
 
     if constructor is not None:
-        return {"timm": timm.__version__, "architectures": timm_in_order(constructor_architectures(constructor))}
-    known = timm_architectures()
+        known = timm_in_order(constructor_architectures(constructor))
+        return {"timm": timm.__version__, "architectures": known, "models": timm_models(known)}
+    known = timm_in_order(timm_architectures())
     return {
         "timm": timm.__version__,
-        "architectures": timm_in_order(known),
+        "architectures": known,
+        "models": timm_models(known),
         "any_size": timm_any_size(),
         "old_names": old_names(known),
         "published_files": published_timm_files(known),
@@ -370,7 +471,12 @@ def torchvision_table() -> dict[str, Any]:
     import torchvision
 
     version = ".".join(torchvision.__version__.split("+")[0].split(".")[:2])
-    return {"torchvision": version, "architectures": torchvision_architectures(), "files": torchvision_files()}
+    return {
+        "torchvision": version,
+        "architectures": torchvision_architectures(),
+        "files": torchvision_files(),
+        "models": torchvision_models(),
+    }
 
 
 def open_clip_table() -> dict[str, Any]:
@@ -385,7 +491,16 @@ def open_clip_table() -> dict[str, Any]:
         return {"columns": columns, "quick_gelu": model_cfg.get("quick_gelu", False), "shared": rest}
 
     known = in_order(open_clip_models(), shared, lambda model_cfg: 0)
-    return {"open_clip": open_clip.__version__, "architectures": known}
+    closed = open_clip_closed(known)
+    weights = open_clip_weights({name: known[name] for name in sorted(known.keys() - closed)})
+    return {"open_clip": open_clip.__version__, "architectures": known, "closed": closed, "models": weights}
+
+
+def transformers_table() -> dict[str, Any]:
+    """Return the Hub ids in transformers' own documentation."""
+    import transformers
+
+    return {"transformers": transformers.__version__, "models": transformers_models()}
 
 
 def as_json(table: Mapping[str, Any]) -> str:
@@ -409,6 +524,7 @@ def tables() -> dict[str, Callable[[], dict[str, Any]]]:
         "timm/families.json": families_table,
         "torchvision/architectures.json": torchvision_table,
         "open_clip/architectures.json": open_clip_table,
+        "transformers/models.json": transformers_table,
     }
 
 

@@ -39,6 +39,7 @@ from ..files.reading import (
 )
 from ..files.safetensors import save_state_dict
 from ..files.tensors import LazyTensors
+from .catalogue import located
 from .heads import read_heads
 from .parity import compare_models, probe_images
 from .plan import ConversionPlan, SourceModule
@@ -153,6 +154,8 @@ def inspect_checkpoint(
     An adapter in the folder, which transformers would apply, is an error unless `beside_adapter` is True: then only
     the weights beside it are read.
     """
+    named, (source, own_format) = source, located(source)
+    format = own_format if format is None else format
     if is_exported(source):
         raise CheckpointError(
             f"{source} was exported to an engine, and is no checkpoint: open it with "
@@ -160,8 +163,9 @@ def inspect_checkpoint(
         )
     given = {name: value for name, value in hints.given().items() if name != "id2label"}  # too long for a command
     options = {"format": format, "revision": revision, **given}
-    with _printing_commands(source, options, printed=reference is None):
-        checkpoint = read_checkpoint(source, key=hints.key, revision=revision)
+    with _printing_commands(named, options, printed=reference is None):
+        prefer = "open_clip" if format == "open_clip" else ""
+        checkpoint = read_checkpoint(source, key=hints.key, revision=revision, prefer=prefer)
         if checkpoint.has_adapter and not beside_adapter:
             raise CheckpointError(
                 f"{source} has an adapter of peft beside its weights ({ADAPTER_CONFIG}), which transformers applies: "
@@ -219,7 +223,7 @@ class Inspected(NamedTuple):
 def _inspect_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Inspected:
     """Inspect a folder of plain-vit's own."""
     settings, preprocessor = checkpoint.config or {}, checkpoint.preprocessor_config
-    with _explain_errors(source):
+    with explain_errors(source):
         plan = _plan_of_ours(source, checkpoint)
         return Inspected(plan, processor_from_transformers(preprocessor, settings) if preprocessor else None)
 
@@ -251,7 +255,7 @@ def _inspect_foreign(
     foreign = ForeignCheckpoint(origin, heads.tensors, inner)
     if heads.dropped:
         hints = replace(hints, drop=(HEAD,))
-    with _explain_errors(source, bare=not settings):
+    with explain_errors(source, bare=not settings):
         published = None if hints.architecture else _published_architecture(Path(source), origin)
         if published is not None:
             hints = replace(hints, architecture=str(published.value))
@@ -341,7 +345,7 @@ def _printing_commands(source: str | os.PathLike[str], options: Mapping[str, Any
 
 
 @contextmanager
-def _explain_errors(source: str | os.PathLike[str], bare: bool = False) -> Iterator[None]:
+def explain_errors(source: str | os.PathLike[str], bare: bool = False) -> Iterator[None]:
     """Turn any error from building a model into an error about the settings or about a missing tensor.
 
     Args:

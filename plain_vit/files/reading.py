@@ -142,7 +142,7 @@ class Stripped(NamedTuple):
 
 
 def read_checkpoint(
-    source: str | os.PathLike[str], *, key: str | None = None, revision: str | None = None
+    source: str | os.PathLike[str], *, key: str | None = None, revision: str | None = None, prefer: str = ""
 ) -> Checkpoint:
     """Open a checkpoint and check everything that can be checked without reading its tensors.
 
@@ -152,6 +152,7 @@ def read_checkpoint(
         key: The model to use if the file contains several: a key of the saved dictionary (`"state_dict_ema"`), a
             prefix of the names (`"teacher.backbone"`), or `"."` for everything that is not nested.
         revision: Branch, tag or commit, for a Hub repository.
+        prefer: First words of the file to read where a folder has the weights in several layouts: "open_clip".
 
     Returns:
         The checkpoint; each tensor is read on access.
@@ -165,42 +166,61 @@ def read_checkpoint(
     path = Path(os.path.expanduser(source))
     try:
         if path_of(source) is None:
-            path = _download(os.fspath(source), revision)
+            path = _download(os.fspath(source), revision, prefer)
         elif revision is not None:
             raise CheckpointError(f"{path} is a local path and has no revision {revision!r}: omit the revision.")
-        return _read_folder(Path(os.path.realpath(path)), key) if path.is_dir() else _read_file(path, key)
+        return _read_folder(Path(os.path.realpath(path)), key, prefer) if path.is_dir() else _read_file(path, key)
     except HubError:
         raise
     except OSError as error:
         raise CheckpointError(f"{error.filename or path} cannot be read: {error.strerror}.") from error
 
 
-def _download(repo_id: str, revision: str | None) -> Path:
+def download_settings(repo_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the configuration of a Hub repository and the settings of its image processor, without its weights.
+
+    Raises:
+        CheckpointError: They are not JSON objects.
+        UnsafeFileError: They describe a model that is too large.
+        HubError: The repository cannot be downloaded.
+    """
+    folder = _snapshot(repo_id, None, [])
+    name = "config.json" if os.path.lexists(folder / "config.json") else OPEN_CLIP_CONFIG
+    config = _read_json(folder, name) or {}
+    _check_config(config, folder / name, {"labels": MAX_LABELS, "layers": MAX_LAYERS})
+    return config, image_processor_config(folder) or {}
+
+
+def _download(repo_id: str, revision: str | None, prefer: str) -> Path:
     """Download the configuration, and the weights in the safest format that the repository has."""
+    for patterns in sorted(HUB_PATTERNS, key=lambda patterns: not patterns[0].startswith(prefer)):
+        folder = _snapshot(repo_id, revision, patterns)
+        if any(any(folder.glob(pattern)) for pattern in patterns):
+            return folder
+    raise UnknownFormatError(
+        f"The Hub repository {repo_id} has no weights that plain-vit reads: expected one of {HUB_PATTERNS}."
+    )
+
+
+def _snapshot(repo_id: str, revision: str | None, patterns: Sequence[str]) -> Path:
+    """Download the files with these names, and the configuration."""
     try:
-        for patterns in HUB_PATTERNS:
-            folder = Path(
-                huggingface_hub.snapshot_download(repo_id, revision=revision, allow_patterns=COMPANIONS + patterns)
-            )
-            if any(any(folder.glob(pattern)) for pattern in patterns):
-                return folder
+        patterns = [*COMPANIONS, *patterns]
+        return Path(huggingface_hub.snapshot_download(repo_id, revision=revision, allow_patterns=patterns))
     except (OSError, EntryNotFoundError, HFValidationError, HTTPError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise HubError(
             f"{repo_id} is neither a file or folder here nor could it be fetched from the Hub: {reason[0]} "
             "Check the name and the network; a private or gated repository needs `hf auth login`."
         ) from error
-    raise UnknownFormatError(
-        f"The Hub repository {repo_id} has no weights that plain-vit reads: expected one of {HUB_PATTERNS}."
-    )
 
 
 # ---- folders ----
 
 
-def _read_folder(folder: Path, key: str | None) -> Checkpoint:
+def _read_folder(folder: Path, key: str | None, prefer: str) -> Checkpoint:
     notes: list[str] = []
-    name = _weights_of(folder, notes)
+    name = _weights_of(folder, prefer, notes)
     if name.endswith(".index.json"):
         checkpoint = _read_shards(folder, name)
         tensors, wrappers = _narrowed(checkpoint.tensors, key, folder)
@@ -226,11 +246,11 @@ def _read_folder(folder: Path, key: str | None) -> Checkpoint:
     )
 
 
-def _weights_of(folder: Path, notes: list[str]) -> str:
+def _weights_of(folder: Path, prefer: str, notes: list[str]) -> str:
     """Return the name of the folder's weights file, or of the index of its shards."""
     names = sorted(entry.name for entry in folder.iterdir())
     found = []
-    for stem, suffix in LAYOUTS:
+    for stem, suffix in sorted(LAYOUTS, key=lambda layout: not layout[0].startswith(prefer)):
         single, index = f"{stem}{suffix}", f"{stem}{suffix}.index.json"
         shards = [name for name in names if re.fullmatch(rf"{stem}-\d+-of-\d+{re.escape(suffix)}", name)]
         if single in names and (index in names or shards):

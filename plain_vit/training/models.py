@@ -25,13 +25,14 @@ from transformers import (
 
 from ..configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from ..conversion import from_checkpoint
+from ..conversion.catalogue import HUB, find, is_name, located
+from ..conversion.create import config_named, create_image_processor, resampled_tables
 from ..conversion.tables.format import HINTS
 from ..errors import CheckpointError, DataError, PlainViTError, TrainingError, few, listed
 from ..files.other_files import is_exported
 from ..image_processing_plain_vit import PlainViTImageProcessor, SourcePreprocessing
 from ..modeling_plain_vit import PlainViTForImageClassification
 from ..packed_plain_vit import tokens_of
-from ..positions_plain_vit import GridTables
 from ..system.extras import needs
 from .arguments import ProblemType
 from .data.augmentation import input_size, pixel_levels
@@ -172,22 +173,12 @@ def _rebuilt(model: PreTrainedModel, config: PreTrainedConfig, *, fresh: bool) -
             return type(model)._from_config(config, dtype=torch.float32)
         state = model.state_dict()
         if isinstance(config, PlainViTConfig):
-            state |= _resampled_tables(model, config)
+            state |= resampled_tables(model, config)
     except ValueError as error:  # the patch size does not divide the size, or positions cannot be resampled
         raise TrainingError(str(error)) from error
     new = type(model)._from_config(config, dtype=torch.float32)
     new.load_state_dict(state)
     return new
-
-
-def _resampled_tables(model: nn.Module, config: PlainViTConfig) -> dict[str, torch.Tensor]:
-    """Return position embeddings resampled to the native grid of a config, by their names in the model."""
-    return {
-        f"{name}.{key}": table.detach()
-        for name, module in model.named_modules()
-        if isinstance(module, GridTables) and module.grid_size != config.grid_size
-        for key, table in module.resampled(config).items()
-    }
 
 
 def with_processed_size(processor: Any, image_size: tuple[int, int]) -> Any:
@@ -311,11 +302,9 @@ def _refusal_of_patches(model: Any, count: int) -> str:
     return ""
 
 
-def open_preset(name: str) -> tuple[PlainViTConfig, PlainViTImageProcessor]:
-    """Return the config of a preset such as `vit-base-patch16-224`, and an image processor of its size."""
-    config = PlainViTConfig.from_name(name)
-    height, width = config.image_shape
-    return config, PlainViTImageProcessor(size={"height": height, "width": width})
+def open_preset(name: str) -> tuple[PlainViTConfig, Any]:
+    """Return the config and the image processor of a model by name, such as `vit-base-patch16-224`."""
+    return config_named(name), create_image_processor(name)
 
 
 def _open(
@@ -327,13 +316,14 @@ def _open(
     hints: Mapping[str, Any],
     keep_head: bool,
 ) -> tuple[PreTrainedModel, Any]:
-    if PRESET_NAME.fullmatch(source):
-        if not from_scratch:
-            raise TrainingError(
-                f"{source} names an architecture without weights: add --from_scratch, or give a checkpoint."
-            )
+    if PRESET_NAME.fullmatch(source) and not from_scratch:
+        raise TrainingError(
+            f"{source} names an architecture without weights: add --from_scratch, or give a checkpoint."
+        )
+    if from_scratch and not hints and is_name(source) and find(source).prefix != HUB:
         config, processor = open_preset(source)
         return _fresh(PlainViTForImageClassification, config, label_names), processor
+    source = str(located(source)[0]) if from_scratch else source
     if from_scratch and not hints and _model_type(source) is not None:
         with _explained(source):
             stored = _with_labels(AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code), label_names)
@@ -362,7 +352,8 @@ def _stored(
     source: str, *, trust_remote_code: bool, hints: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, Any, list[str]]:
     """Return the model of a checkpoint in float32, its image processor or None, and the names of missing weights."""
-    kind = _model_type(source)
+    place, _ = located(source)
+    kind = _model_type(str(place))
     if hints and kind is not None:
         raise TrainingError(f"The config of {source} is complete: omit {', '.join(hints)}.")
     if kind is None or (kind == PlainViTConfig.model_type and not trust_remote_code):
@@ -370,9 +361,9 @@ def _stored(
         missing = [] if isinstance(converted.model, PlainViTForImageClassification) else ["classifier"]
         return converted.model.float(), converted.image_processor, missing
     with _explained(source):
-        processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
+        processor = AutoImageProcessor.from_pretrained(place, trust_remote_code=trust_remote_code)
         model, loading = AutoModelForImageClassification.from_pretrained(
-            source, trust_remote_code=trust_remote_code, dtype=torch.float32, output_loading_info=True
+            place, trust_remote_code=trust_remote_code, dtype=torch.float32, output_loading_info=True
         )
     missing = sorted(loading["missing_keys"])
     read = {name: tensor for name, tensor in model.state_dict().items() if name not in missing}

@@ -31,7 +31,7 @@ from vit_pytorch import ViT
 
 from plain_vit import PlainViTConfig, PlainViTImageProcessor
 from plain_vit.conversion import from_module
-from plain_vit.errors import TrainingError
+from plain_vit.errors import HubError, TrainingError
 from plain_vit.training.data.augmentation import (
     AugmentedImages,
     TrainingTransform,
@@ -431,6 +431,21 @@ def test_preset_is_trained_from_scratch_only():
     assert input_size(processor) == (32, 32)
     with pytest.raises(TrainingError, match="--from_scratch"):
         load_classifier("vit-tiny-patch16-32", ["a", "b"])
+
+
+def test_a_model_by_name_is_opened_as_its_source_is(tmp_path, hub):
+    fresh, processor = load_classifier("timm:test_vit", ["a", "b"], from_scratch=True)
+    assert (fresh.config.model_type, fresh.config.num_labels) == ("plain_vit", 2)
+    assert dict(processor.size)["shortest_edge"] == 168  # of timm's default weights: 160 / 0.95
+    with pytest.raises(HubError, match="timm/test_vit.r160_in1k is neither"):
+        load_classifier("timm:test_vit", ["a", "b"])
+    stock = ViTForImageClassification(ViTConfig(**SMALL, image_size=32, patch_size=8, num_labels=3))
+    stock.save_pretrained(tmp_path / "saved")
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "saved")
+    hub.add_repository("alice/vit", files={path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()})
+    for scratch in (False, True):
+        model, _ = load_classifier("hf:alice/vit", ["a", "b"], from_scratch=scratch)
+        assert (type(model), model.config.num_labels) == (ViTForImageClassification, 2)
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])

@@ -527,6 +527,10 @@ def test_page_names_base_model_and_data_of_the_hub():
     assert (tuned.base_model, tuned.base_model_relation) == ("google/vit-base", "finetune")
     assert list(tuned.datasets) == ["uoft-cs/cifar10"]
     assert tuned.results[0].dataset_type == "uoft-cs/cifar10"
+    named = training_facts(Path(), source="hf:google/vit-base", from_scratch=False, dataset="cifar10", **common)
+    assert (named.base_model, named.origin) == (tuned.base_model, tuned.origin)
+    by_timm = training_facts(Path(), source="timm:test_vit", from_scratch=False, dataset="cifar10", **common)
+    assert by_timm.base_model == "timm/test_vit.r160_in1k"
     scratch = training_facts(Path(), source="google/vit-base", from_scratch=True, dataset="digits", **common)
     assert (scratch.base_model, list(scratch.datasets)) == (None, [])
     assert scratch.origin == "Trained from scratch on digits (train 10, test 5)."

@@ -16,6 +16,7 @@ from ...configuration_plain_vit import PlainViTConfig
 from ...errors import CheckpointError
 from ...files.safetensors import save_state_dict
 from ...files.torch_pickle import save_torch
+from .data_files import models_of
 from .engine import Row
 from .infer import pair
 from .pixels import default_processor
@@ -333,6 +334,28 @@ class Format(ABC):
     def published_files(self) -> Mapping[str, str]:
         """Architectures by published file: its name without suffix, which ends in a prefix of the SHA-256."""
         return {}
+
+    @property
+    def models(self) -> Mapping[str, Mapping[str, Any]]:
+        """The models that open by name, and what is known about the weights of each."""
+        return models_of(self.name)
+
+    def settings_of(self, name: str) -> Mapping[str, Any]:
+        """Return what the `config.json` of one of `models` says."""
+        raise NotImplementedError
+
+    def config_of_settings(self, settings: Mapping[str, Any]) -> PlainViTConfig | None:
+        """Return our config of the model that a `config.json` describes; None if it is of another source.
+
+        Raises:
+            UnknownFormatError: plain-vit does not open the model.
+            ExportError: Our config cannot represent it.
+        """
+        return None
+
+    def weights_of(self, name: str) -> str | None:
+        """Return the Hub id, or the downloaded file, of the weights of one of `models`; None if there are none."""
+        return self.models[name].get("hub")
 
     @abstractmethod
     def matches_names(self, names: Collection[str]) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from huggingface_hub import EvalResult
 
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
+from plain_vit.conversion.catalogue import located
 from plain_vit.errors import HubError
 from plain_vit.files.place_names import public_name
 from plain_vit.hub import Push, push_folder
@@ -51,6 +52,7 @@ def training_facts(
         license: Licence of the weights (default: from the card of the source).
         method: Text about what was done, with `{start}` and `{data}` (default: fine-tuned, or trained).
     """
+    source = source if from_scratch else str(located(source)[0])
     known = {} if from_scratch else source_facts(Path(source))
     if license is not None:
         known = {name: value for name, value in known.items() if not name.startswith("license")}

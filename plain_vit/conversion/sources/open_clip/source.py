@@ -20,7 +20,7 @@ from ..timm.eva import originals
 from ..timm.source import TIMM
 from . import towers, trunks
 from .pixels import processor_from_open_clip
-from .settings import architectures, is_trunk, settings_for, vision_settings
+from .settings import architectures, config_of, is_trunk, settings_for, vision_settings
 
 VISUAL = "visual."  # prefix of the tower in a whole model
 WHOLE_MODELS = {
@@ -117,6 +117,18 @@ class OpenClipFormat(Format):
     def architectures(self) -> Collection[str]:
         """The names of open_clip's models, except for modified ResNets."""
         return architectures()
+
+    def settings_of(self, name: str) -> Mapping[str, Any]:
+        """Return what the `open_clip_config.json` of a model says."""
+        preprocess_cfg = {key: value for key, value in self.models[name].items() if key != "hub"}
+        return {"model_cfg": architectures()[name.partition(".")[0]], "preprocess_cfg": preprocess_cfg}
+
+    def config_of_settings(self, settings: Mapping[str, Any]) -> PlainViTConfig | None:
+        """Return our config of the image tower that an `open_clip_config.json` describes."""
+        if "model_cfg" not in settings:
+            return None
+        known = vision_settings(settings["model_cfg"])
+        return trunks.config_of(known) if is_trunk(known) else config_of(known)
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has the names of a tower, alone or in a whole model."""

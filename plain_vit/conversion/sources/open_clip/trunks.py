@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -91,6 +91,27 @@ def describe_checkpoint(
         inferences = [one for one in inferences if one.field != "architecture"]
         inferences.append(Inference("architecture", settings["timm_model_name"], whence))
     return replace(description, inferences=inferences, stated_by=found.stated_by)
+
+
+def config_of(settings: Mapping[str, Any]) -> PlainViTConfig:
+    """Return our config of the tower that open_clip builds.
+
+    Args:
+        settings: The result of `vision_settings`.
+
+    Raises:
+        UnknownFormatError: plain-vit does not open the model of timm.
+        ExportError: The head is not a projection, or our config cannot represent the model.
+    """
+    described, size = _timm_settings(settings), settings["embed_dim"]
+    if settings["timm_proj"] == "mlp":
+        raise ExportError(f"the head of open_clip's TimmModel is no projection ({DROP_HEAD}):", ["timm_proj='mlp'"])
+    published = TIMM.settings_of(constructor_named(described["architecture"]).entrypoint(described["architecture"]))
+    config = cast(PlainViTConfig, TIMM.config_of_settings({**published, **described, "num_classes": 0}))
+    heads = {"linear": (HEAD, settings["timm_proj_bias"]), "none": None}
+    place = heads.get(settings["timm_proj"], (OWN_HEAD, True))
+    head = {} if place is None else {f"{place[0]}.{name}" for name in ("weight", "bias")[: 1 + place[1]]}
+    return _with_projection(config, dict.fromkeys(head, torch.empty(size, device="meta"))).config
 
 
 def _timm_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

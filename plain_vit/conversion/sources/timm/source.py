@@ -21,7 +21,7 @@ from ....configuration_plain_vit import PlainViTConfig
 from ....errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError, UnknownFormatError, few
 from ....files.safetensors import save_state_dict
 from ...tables.compare_modules import class_path
-from ...tables.data_files import data_file
+from ...tables.data_files import data_file, models_of
 from ...tables.engine import Row, revert
 from ...tables.format import Description, Format, Hints, Inference, Probes, StateDict, label_fields
 from .arguments import OPENED, POOLINGS, timm_name_for
@@ -274,6 +274,29 @@ class TimmFormat(Format):
             inferences.append(Inference("drop_partial_patches", True, rest))
         return replace(description, inferences=[*inferences, *_imagenet_labels(config, cfg, hints)])
 
+    def settings_of(self, name: str) -> Mapping[str, Any]:
+        """Return what timm's `config.json` says of a model; a name without a tag has the settings of the default."""
+        return {"architecture": name.partition(".")[0], "pretrained_cfg": self.models[_with_tag(name)]}
+
+    def config_of_settings(self, settings: Mapping[str, Any]) -> PlainViTConfig | None:
+        """Return our config of the model that timm builds from a `config.json`."""
+        if "architecture" not in settings:
+            return None
+        name, cfg = str(settings["architecture"]), _pretrained_cfg(settings, Hints())
+        constructor, size = constructor_named(name), tuple(cfg.get("input_size", (3, 224, 224)))
+        own = constructor.architectures[constructor.entrypoint(name)]
+        labels = cfg.get("num_classes", 1000)
+        given = {"num_classes": labels, "in_chans": size[0]}
+        given |= {"img_size": size[1:]} if cfg.get("fixed_input_size") else {}
+        given |= constructor.given_by(name, settings.get("model_args") or {})
+        return constructor.config_of({**own, **given}, **_labels(cfg, labels))
+
+    def weights_of(self, name: str) -> str | None:
+        """Return the Hub id of weights, by default timm's own repository of this name."""
+        name = _with_tag(name)
+        entry = self.models[name]
+        return entry.get("hub", f"timm/{name}" if "." in name and "url" not in entry else None)
+
     def image_processor(
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
@@ -390,6 +413,11 @@ class TimmFormat(Format):
             progress=False,
         )
         (path / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def _with_tag(name: str) -> str:
+    """Return the name of a model's default weights; the name itself if it has a tag, or the model no weights."""
+    return next((one for one in models_of("timm") if one.startswith(f"{name}.")), name)
 
 
 TIMM = TimmFormat()

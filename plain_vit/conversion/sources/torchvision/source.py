@@ -28,6 +28,7 @@ from ...tables.format import (
     write_state_dict,
 )
 from ...tables.infer import head_counts, pair, size_fault, square_grid
+from .downloads import published_file
 from .pixels import processor_from_torchvision, published_files
 
 CLASS = "torchvision.models.vision_transformer.VisionTransformer"
@@ -120,6 +121,30 @@ class TorchvisionFormat(Format):
     def architectures(self) -> Collection[str]:
         """The names of the builders and of their published files."""
         return (*architectures(), *published_files())
+
+    def settings_of(self, name: str) -> Mapping[str, Any]:
+        """Return the name of the builder, and of the published file."""
+        return {"builder": name.partition(".")[0], **self.models[name]}
+
+    def config_of_settings(self, settings: Mapping[str, Any]) -> PlainViTConfig | None:
+        """Return our config of the model of a builder, of the size of a published file."""
+        if "builder" not in settings:
+            return None
+        patch_size, width, depth, heads, mlp_width = architectures()[settings["builder"]]
+        return PlainViTConfig(
+            **FIXED_FIELDS | {"num_labels": 1000},
+            patch_size=patch_size,
+            hidden_size=width,
+            num_hidden_layers=depth,
+            num_attention_heads=heads,
+            intermediate_size=mlp_width,
+            image_size=published_files()[settings["file"]][1] if "file" in settings else 224,
+            layer_norm_eps=EPS,
+        )
+
+    def weights_of(self, name: str) -> str | None:
+        """Return the path of published weights, which are downloaded to torch's cache if they are not there."""
+        return published_file(self.models[name]["file"]) if "file" in self.models[name] else None
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has torchvision's names."""
@@ -217,8 +242,8 @@ class TorchvisionFormat(Format):
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
         """Return the preprocessing that torchvision publishes with the named file, or else a default."""
-        if hints.architecture in published_files():
-            return processor_from_torchvision(hints.architecture), ()
+        if (file := settings.get("file", hints.architecture)) in published_files():
+            return processor_from_torchvision(file), ()
         processor, assumed = super().image_processor(config, settings, preprocessor, hints)
         files = ", ".join(published_files())
         return processor, (*assumed, f"for torchvision's own preprocessing name its file, architecture= one of {files}")

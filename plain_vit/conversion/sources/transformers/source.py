@@ -19,6 +19,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ....configuration_plain_vit import PlainViTConfig
@@ -132,6 +133,17 @@ class TransformersFormat(Format):
         Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # AIMv2, whose patches are normalised
     )
     heads = ("classifier", "cls_classifier", "distillation_classifier")
+
+    def config_of_settings(self, settings: Mapping[str, Any]) -> PlainViTConfig | None:
+        """Return our config of the model that a `config.json` describes."""
+        if settings.get("model_type") not in MODEL_TYPES or "architecture" in settings:  # of timm's wrapper
+            return None
+        name, _ = _class_of(settings, {}, Hints())
+        kind = class_named(name)
+        whole: PreTrainedConfig = config_class(name, settings["model_type"]).from_dict(dict(settings))
+        with torch.device("meta"), no_init_weights():
+            tensors = kind(whole if isinstance(whole, kind.config_class) else _tower_config(whole)).state_dict()
+        return self._described(name, settings, tensors, Hints()).config
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has the patch embeddings and the first block of one of the families."""
