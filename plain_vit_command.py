@@ -19,17 +19,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+PREFIXES = ("timm", "torchvision", "open_clip", "hf", "plain_vit")  # of the names of models
 FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "open_clip", "google")
 ENGINES = ("onnx", "openvino")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 FEATURES = ("pooled", "cls", "mean", "cls_mean", "patches")
 MAPS = ("pca", "umap")
 INTERRUPTED = 130  # the shells' exit code for Ctrl-C
-NO_TORCH = ("examples",)  # commands that do without
+NO_TORCH = ("examples", "list")  # commands that do without
 
 
 def source(text: str) -> str:
-    """Parse the name of a checkpoint: `prepare` refuses one that is neither here nor a Hub id."""
+    """Parse the name of a checkpoint: `prepare` refuses one that is neither here, nor a Hub id, nor of a model."""
     return text
 
 
@@ -137,10 +138,10 @@ OF_CHECKPOINT = {
     ]
 }  # fmt: skip
 
-SOURCE = argument("source", "file, folder or Hub id", type=source)
+SOURCE = argument("source", "file, folder, Hub id or name", type=source)
 FORCE = flag("--force", "replace OUT; a folder with other files is renamed and kept")
 IMAGES = argument("images", "image files", nargs="+", metavar="IMAGE", type=image)
-MODEL = argument("--model", "file, folder or Hub id; the options describe this one", required=True, type=source)
+MODEL = argument("--model", "file, folder, Hub id or name; the options describe this one", required=True, type=source)
 OUT_FOLDER = argument("--out", "new or empty folder", required=True, type=Path)
 ENGINE_ROWS = (
     argument("--precision", "precision of the weights (default: float32)", choices=PRECISIONS),
@@ -176,8 +177,8 @@ COMMANDS = {
         "print the largest difference between two checkpoints, stage by stage, and fail if it is too large",
         "vit_b_16-c867db91.pth vit-b-16",
         [
-            argument("a", "file, folder or Hub id; the options describe this one", type=source),
-            argument("b", "file, folder or Hub id", type=source),
+            argument("a", "file, folder, Hub id or name; the options describe this one", type=source),
+            argument("b", "file, folder, Hub id or name", type=source),
             argument("--tolerance", "largest difference that passes, relative to the largest value of its stage "
                      "(default: 1e-5)", type=share, metavar="NUMBER"),
         ],
@@ -290,6 +291,16 @@ COMMANDS = {
             argument("--message", "commit message", default="Upload model"),
         ],
     ),
+    "list": Command(
+        "print the names of the models that open by name, which every SOURCE and MODEL may be",
+        "'*dinov3*' --source timm",
+        [
+            argument("pattern", "a name, in which * stands for any characters", nargs="?", default="*"),
+            argument("--source", "only models of this package, hf (in the documentation of transformers) or plain_vit",
+                     choices=PREFIXES),
+            flag("--pretrained", "print the names of published weights, instead of models"),
+        ],
+    ),
     "env": Command("print installed versions and hardware, for bug reports", ""),
     "examples": Command(
         "write the example scripts, images and small trained checkpoint that come with the package",
@@ -359,13 +370,14 @@ def version() -> str:
 
 def prepare(options: Namespace) -> None:
     """Refuse paths among the arguments that do not exist, and import torch if the command needs it."""
+    from plain_vit.conversion.catalogue import named_by
     from plain_vit.errors import DataError
     from plain_vit.files.kinds import path_of
 
     for name, settings in COMMANDS[options.command].arguments:
         given = getattr(options, name.removeprefix("--").replace("-", "_"))
         for value in given if isinstance(given, list) else [given] * (given is not None):
-            if settings.get("type") is source:
+            if settings.get("type") is source and named_by(value) is None:
                 path_of(value)
             elif settings.get("type") is image and not os.path.lexists(value):
                 raise DataError(f"{value} does not exist: expected an image file")
@@ -413,7 +425,7 @@ def whole_package() -> ModuleType:
         signal.signal(signal.SIGINT, leave)
     try:
         package.__spec__.loader.exec_module(package)
-        import plain_vit.conversion  # noqa: F401  (the slowest import, which most commands need)
+        import plain_vit.conversion.open  # noqa: F401  (the slowest import, which most commands need)
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)

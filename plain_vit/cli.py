@@ -335,6 +335,16 @@ def refuse_broken(broken: Sequence[str]) -> None:
         raise DataError(f"left out, because they cannot be read: {', '.join(broken)}")
 
 
+def list_names(options: argparse.Namespace) -> None:
+    """Print the names of models."""
+    from .conversion.catalogue import list_models, suggestion
+
+    found = list_models(options.pattern, options.source, options.pretrained)
+    if not found:
+        raise CheckpointError(f"no name is like {options.pattern!r}{suggestion(options.pattern)}")
+    print("\n".join(found))
+
+
 def env(options: argparse.Namespace) -> None:
     """Print versions and hardware for a bug report."""
     from .system.environment import describe_environment
@@ -405,5 +415,5 @@ def read_labels(path: Path) -> list[str] | dict[int, str]:
 COMMANDS = {
     "inspect": inspect, "convert": convert, "verify": verify, "export": export, "push": push, "show": show, "env": env,
     "examples": examples, "predict": predict, "embed": embed,
-    "browse": browse,
+    "browse": browse, "list": list_names,
 }  # fmt: skip

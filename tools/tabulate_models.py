@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
-from plain_vit.conversion.catalogue import HUB, OURS, PREFIXES, SOURCES, find, list_models
+from plain_vit.conversion.catalogue import HUB, OURS, PREFIXES, find, list_models
 from plain_vit.conversion.create import config_named
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"
@@ -85,8 +85,8 @@ def row(name: str) -> str:
     named, config = find(name), config_named(name)
     size, (height, width) = size_of(config), config.image_shape
     side = str(height) if height == width else f"{height} x {width}"
-    license = "" if named.prefix == OURS else SOURCES[named.prefix].models[named.name].get("license", "")
-    cells = (f"`{name}`", f"{size.parameters / 1e6:.1f} M", f"{size.operations / 1e9:.1f}", side, license)
+    millions, billions = f"{size.parameters / 1e6:.1f} M", f"{size.operations / 1e9:.1f}"
+    cells = (f"`{name}`", millions, billions, side, named.entry.get("license", ""))
     return f"| {' | '.join(cells)} |"
 
 

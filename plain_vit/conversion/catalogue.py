@@ -2,26 +2,26 @@
 
 A name is the source's own after a prefix, such as "timm:vit_base_patch16_224.augreg_in21k", "torchvision:vit_b_16",
 "open_clip:ViT-B-32.laion2b_s34b_b79k", "plain_vit:vit-base-patch16-224", or "hf:" and the id of a repository. What
-follows the dot names published weights. The prefix may be left out where no other source has the name.
+follows the dot names published weights. The prefix may be left out where no other source has the name. The command
+looks names up before it imports torch, so this file and `data_files.py` do not.
 """
 
 import fnmatch
-import functools
 import os
 import re
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from ..configuration_plain_vit import PRESET_NAME, PRESETS, PlainViTConfig
-from ..errors import CheckpointError, did_you_mean, few
-from ..files.reading import HUB_ID, SUFFIXES
-from .registry import FORMATS
+from ..errors import CheckpointError, did_you_mean
+from ..files.kinds import HUB_ID, WEIGHTS
+from .tables.data_files import models_of
 
-HUB, OURS = "hf", PlainViTConfig.model_type
-# The formats with named models, by prefix.
-SOURCES = {HUB if name == "transformers" else name: format for name, format in FORMATS.items() if format.models}
+HUB, OURS = "hf", "plain_vit"
+SOURCES = {"timm": "timm", "torchvision": "torchvision", "open_clip": "open_clip", HUB: "transformers"}  # by prefix
 PREFIXES = (*SOURCES, OURS)
-LARGE = ("huge", "giant", "gigantic")  # presets with patches of 14 pixels in their papers
+# The patches of the listed presets. The names of others say other patch and image sizes.
+PRESETS = {"tiny": 16, "small": 16, "base": 16, "large": 16, "huge": 14, "giant": 14, "gigantic": 14}
+PRESET = re.compile(rf"vit-({'|'.join(PRESETS)})-patch\d+-\d+")
 WORD = re.compile(r"[\w.-]+")
 
 
@@ -34,13 +34,17 @@ class Named(NamedTuple):
     def __str__(self) -> str:
         return f"{self.prefix}:{self.name}"
 
+    @property
+    def entry(self) -> dict[str, Any]:
+        """What is known about its weights."""
+        return {} if self.prefix == OURS else models_of(SOURCES[self.prefix]).get(self.name, {})
 
-@functools.cache
-def names(prefix: str) -> tuple[str, ...]:
-    """Return the names of the models of a source, in its own order."""
+
+def names(prefix: str) -> Sequence[str]:
+    """Return the names of the models of a source, and of their weights."""
     if prefix == OURS:
-        return tuple(f"vit-{size}-patch{14 if size in LARGE else 16}-224" for size in PRESETS)
-    return tuple(SOURCES[prefix].models)
+        return [f"vit-{size}-patch{patch}-224" for size, patch in PRESETS.items()]
+    return list(models_of(SOURCES[prefix]))
 
 
 def list_models(filter: str = "*", source: str | None = None, pretrained: bool = False) -> list[str]:
@@ -56,7 +60,7 @@ def list_models(filter: str = "*", source: str | None = None, pretrained: bool =
     Raises:
         ValueError: There is no such source.
     """
-    chosen = HUB if source == "transformers" else source
+    chosen = HUB if source == SOURCES[HUB] else source
     if chosen is not None and chosen not in PREFIXES:
         raise ValueError(f"source is {source!r}: expected one of {', '.join(PREFIXES)}{did_you_mean(chosen, PREFIXES)}")
     listed = [Named(prefix, name) for prefix in PREFIXES if chosen in (None, prefix) for name in names(prefix)]
@@ -72,7 +76,7 @@ def is_model(named: Named) -> bool:
 
 def is_published(named: Named) -> bool:
     """Return whether a listed name is of weights that can be had: on the Hub, or as a file of torchvision."""
-    return named.prefix == HUB or ("." in named.name and "url" not in SOURCES[named.prefix].models[named.name])
+    return named.prefix == HUB or ("." in named.name and "url" not in named.entry)
 
 
 def find(name: str) -> Named:
@@ -83,9 +87,10 @@ def find(name: str) -> Named:
     """
     prefix, colon, own = name.partition(":")
     if colon and prefix not in PREFIXES:
-        raise CheckpointError(f"{prefix!r} in {name!r} is no source: expected one of {', '.join(PREFIXES)}")
+        near = did_you_mean(prefix, PREFIXES)
+        raise CheckpointError(f"{prefix!r} in {name!r} is no source: expected one of {', '.join(PREFIXES)}{near}")
     if colon:
-        if own in names(prefix) or (prefix == HUB and HUB_ID.fullmatch(own)) or (prefix == OURS and is_preset(own)):
+        if own in names(prefix) or {HUB: HUB_ID, OURS: PRESET}.get(prefix, re.compile("")).fullmatch(own):
             return Named(prefix, own)
         known = "the id of a repository (user/name)" if prefix == HUB else f"one of its {len(names(prefix))} names"
         raise CheckpointError(f"{own!r} is no model of {prefix}: expected {known}{did_you_mean(own, names(prefix))}")
@@ -94,7 +99,7 @@ def find(name: str) -> Named:
             both = " or ".join(f"{owner}:{name}" for owner in owners)
             raise CheckpointError(f"{' and '.join(owners)} have a model {name}: give {both}")
         return Named(owners[0], name)
-    if is_preset(name):
+    if PRESET.fullmatch(name):
         return Named(OURS, name)
     if HUB_ID.fullmatch(name):
         return Named(HUB, name)
@@ -109,50 +114,21 @@ def suggestion(name: str) -> str:
     return did_you_mean(name, [one for prefix in PREFIXES for one in names(prefix)])
 
 
-def is_preset(name: str) -> bool:
-    """Return whether a name is of a size of ours, with any patch and image size."""
-    match = PRESET_NAME.fullmatch(name)
-    return match is not None and match["size"] in PRESETS
+def named_by(source: str | os.PathLike[str]) -> Named | None:
+    """Return the model that a source of weights names; None for a path, or the id of a repository without prefix.
 
-
-def is_name(source: str | os.PathLike[str]) -> bool:
-    """Return whether a source of weights is the name of a model, and neither a path nor the id of a repository."""
+    Raises:
+        CheckpointError: The source is none of these, but nearly a name; suggests it.
+    """
     text = os.fspath(source)
-    prefix, colon, _ = text.partition(":")
-    named = prefix in PREFIXES if colon else is_preset(text) or any(text in names(each) for each in PREFIXES)
-    return named and not HUB_ID.fullmatch(text) and not Path(os.path.expanduser(text)).exists()
-
-
-def located(source: str | os.PathLike[str]) -> tuple[str | os.PathLike[str], str | None]:
-    """Return the file, folder or Hub id of a source of weights, which may be a name, and the format of a named one.
-
-    Raises:
-        CheckpointError: There is no such file and no model of this name, or the name is of a model without weights.
-    """
-    if is_name(source):
-        named = find(os.fspath(source))
-        return weights_of(named), None if named.prefix == HUB else named.prefix
-    path = Path(os.path.expanduser(source))
-    is_word = WORD.fullmatch(os.fspath(source)) and path.suffix not in sum(SUFFIXES.values(), ())
-    if is_word and not path.exists() and (near := suggestion(os.fspath(source))):
-        raise CheckpointError(f"{source} does not exist, and is no model by name{near}")
-    return source, None
-
-
-def weights_of(named: Named) -> str:
-    """Return the Hub id or the file of the weights of a model.
-
-    Raises:
-        CheckpointError: The model has no weights, several, or only some that are not on the Hub.
-        HubError: The file cannot be downloaded.
-    """
-    if named.prefix == HUB:
-        return named.name
-    published = {} if named.prefix == OURS else SOURCES[named.prefix].models
-    if named.name in published and (place := SOURCES[named.prefix].weights_of(named.name)) is not None:
-        return place
-    if url := published.get(named.name, {}).get("url"):
-        raise CheckpointError(f"the weights of {named} are not on the Hub: download {url}, and give the file")
-    choices = [f"{named.prefix}:{name}" for name in published if name.startswith(f"{named.name}.")]
-    wanted = f"name some: {few(choices)}" if choices else "create_model and finetune --from_scratch draw new ones"
-    raise CheckpointError(f"{named} is a model without weights: {wanted}")
+    prefix, path = text.partition(":")[0], os.path.expanduser(text)
+    if os.path.exists(path):
+        return None
+    if (prefix in PREFIXES and prefix != text) or PRESET.fullmatch(text):
+        return find(text)
+    if WORD.fullmatch(text) and not text.endswith(WEIGHTS):
+        if any(text in names(each) for each in PREFIXES):
+            return find(text)
+        if near := suggestion(text):
+            raise CheckpointError(f"{text} does not exist, and is no model by name{near}")
+    return None

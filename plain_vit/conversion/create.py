@@ -90,7 +90,7 @@ def changed(model: PreTrainedModel, **fields: Any) -> PreTrainedModel:
         ValueError: The weights have other shapes with these fields.
     """
     config = _with_fields(cast(PlainViTConfig, model.config), fields)
-    new = _built(config).to(dtype=model.dtype)
+    new = cast(Any, _built(config)).to(model.dtype)
     state = {**model.base_model.state_dict(), **resampled_tables(model.base_model, config)}
     try:
         new.base_model.load_state_dict(state)
@@ -138,8 +138,11 @@ def _described(name: str) -> tuple[PlainViTConfig, Mapping[str, Any], Mapping[st
     named = find(name)
     if named.prefix == OURS:
         return PlainViTConfig.from_name(named.name), {}, {}, None
-    settings, preprocessor = download_settings(named.name) if named.prefix == HUB else (
-        SOURCES[named.prefix].settings_of(named.name), {})  # fmt: skip
+    settings, preprocessor = dict[str, Any](), dict[str, Any]()
+    if named.prefix == HUB:
+        settings, preprocessor = download_settings(named.name)
+    else:
+        settings |= FORMATS[SOURCES[named.prefix]].settings_of(named.name)
     if settings.get("model_type") == OURS:
         fields = {key: value for key, value in settings.items() if key != "auto_map"}
         return PlainViTConfig.from_dict(fields), settings, preprocessor, None

@@ -39,13 +39,12 @@ from ..files.reading import (
 )
 from ..files.safetensors import save_state_dict
 from ..files.tensors import LazyTensors
-from .catalogue import located
 from .heads import read_heads
 from .parity import compare_models, probe_images
 from .plan import ConversionPlan, SourceModule
 from .recognition import recognise, refuse_adapters, refuse_settings, refuse_unknown_architecture, require
 from .reference import ForeignCheckpoint, Reference
-from .registry import FORMATS, format_named
+from .registry import FORMATS, format_named, located
 from .report import REFERENCE, TOLERANCE, Converted, Report
 from .sources.transformers.pixels import processor_from_transformers
 from .tables.engine import Row

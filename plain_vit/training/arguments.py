@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar, get_arg
 
 import yaml
 
+from ..conversion.catalogue import named_by
 from ..errors import AmbiguousCheckpointError, DataError, OutputError, PlainViTError, TrainingError, told
 from ..files.kinds import WEIGHTS, path_of
 from ..system.command_line import Parser, Show
@@ -164,7 +165,7 @@ Resampling = Literal[
 class WeightsOptions(Group):
     """The checkpoint to open."""
 
-    model: str = option(help="transformers folder or Hub id, or another library's checkpoint")
+    model: str = option(help="transformers folder or Hub id, another library's checkpoint, or a name (plain-vit list)")
     model_hints: list[str] | None = option(
         None, "name=value: settings that another library's checkpoint lacks, such as num_attention_heads=4"
     )
@@ -765,7 +766,7 @@ def check_words(arguments: Any) -> None:
         PlainViTError: Something is.
     """
     model, dataset = arguments.model, arguments.dataset
-    if os.path.isfile(model) or model.endswith(WEIGHTS) or model.startswith(PATHS):
+    if named_by(model) is None and (os.path.isfile(model) or model.endswith(WEIGHTS) or model.startswith(PATHS)):
         path_of(model)
     if dataset.startswith(PATHS) and not os.path.exists(dataset):
         raise DataError(f"There is no file or folder {dataset}: correct the path.")

@@ -25,8 +25,9 @@ from transformers import (
 
 from ..configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from ..conversion import from_checkpoint
-from ..conversion.catalogue import HUB, find, is_name, located
+from ..conversion.catalogue import HUB, named_by
 from ..conversion.create import config_named, create_image_processor, resampled_tables
+from ..conversion.registry import located
 from ..conversion.tables.format import HINTS
 from ..errors import CheckpointError, DataError, PlainViTError, TrainingError, few, listed
 from ..files.other_files import is_exported
@@ -320,8 +321,9 @@ def _open(
         raise TrainingError(
             f"{source} names an architecture without weights: add --from_scratch, or give a checkpoint."
         )
-    if from_scratch and not hints and is_name(source) and find(source).prefix != HUB:
-        config, processor = open_preset(source)
+    named = named_by(source) if from_scratch and not hints else None
+    if named is not None and named.prefix != HUB:
+        config, processor = open_preset(str(named))
         return _fresh(PlainViTForImageClassification, config, label_names), processor
     source = str(located(source)[0]) if from_scratch else source
     if from_scratch and not hints and _model_type(source) is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 import vit_pytorch
 from matplotlib.figure import Figure
@@ -25,7 +26,7 @@ from transformers import AutoModelForImageClassification
 import plain_vit
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, cli
 from plain_vit.cli import read_labels
-from plain_vit.conversion import from_checkpoint
+from plain_vit.conversion import catalogue, from_checkpoint
 from plain_vit.conversion.registry import FORMATS as REGISTRY
 from plain_vit.conversion.tables.format import HINTS as ARGUMENTS
 from plain_vit.conversion.tables.format import Inference
@@ -43,8 +44,9 @@ from plain_vit.errors import (
 from plain_vit.training.arguments import SCRIPTS as SCRIPT_OPTIONS
 from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data.glyphs import CHARACTERS
-from plain_vit_command import COMMANDS, FORMATS, HINTS, SCRIPTS, main, parser_of
+from plain_vit_command import COMMANDS, FORMATS, HINTS, PREFIXES, SCRIPTS, main, parser_of
 from tests.conftest import randomize_
+from tests.hub.endpoint import HubEndpoint
 from tests.sizes import few
 from tests.tiny import tiny_config
 
@@ -392,6 +394,11 @@ WORDS = [
     ("inspect vit.pt --num-attention-heads x", 2, "argument --num-attention-heads: invalid int value: 'x'", 3),
     ("inspect not-there.pt", 3, "CheckpointError: not-there.pt does not exist: expected a checkpoint file", 1),
     ("inspect user/name.pt", 3, "CheckpointError: user/name.pt does not exist", 1),
+    ("inspect vit_bse_patch16_224", 3, "and is no model by name; did you mean 'vit_base_patch16_224'", 1),
+    ("convert timm:vit_base_patch16_24 out", 3, "is no model of timm: .*; did you mean 'vit_base_patch16_224' or", 1),
+    ("finetune RUN --model timm:vit_bse_patch16_224", 3, "no model of timm: .*; did you mean 'vit_base_p", 1),
+    ("list *dinov4_* --source timm", 3, "CheckpointError: no name is like '\\*dinov4_\\*'", 1),
+    ("list *tiny*s16*224 --source timm", 0, "^timm:vit_tiny_r_s16_p8_224$", 1),
     ("verify bad.bin b/c/d", 3, "CheckpointError: bad.bin is an HTML or XML page", 1),
     ("convert empty.pt out", 3, "CheckpointError: empty.pt is empty", 1),
     ("show not-there.jpg --model folder --out page", 13, "DataError: not-there.jpg does not exist", 1),
@@ -472,6 +479,7 @@ def test_an_inferred_value_is_shown_as_it_would_be_given() -> None:
 def test_the_options_are_the_hints_and_the_formats_those_of_the_registry() -> None:
     assert HINTS.keys() == {*ARGUMENTS, "format", "revision"} - {"id2label"}  # the last is --labels FILE
     assert {*FORMATS} == REGISTRY.keys()
+    assert PREFIXES == catalogue.PREFIXES
 
 
 @pytest.mark.slow(quick=["plain_vit"])
@@ -703,3 +711,18 @@ def test_a_command_of_a_script_has_its_options_and_its_exit_codes(
 def test_the_names_of_the_shipped_labels_are_those_that_it_learned() -> None:
     shipped = Path(plain_vit.__file__).parents[1] / "examples" / "checkpoints" / "glyphs_labels.txt"
     assert shipped.read_text(encoding="utf-8").split() == list(CHARACTERS)
+
+
+@pytest.mark.slow
+def test_a_name_is_taken_wherever_a_source_is(hub: HubEndpoint, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    name, folder = "timm:test_vit.r160_in1k", tmp_path / "timm"
+    timm.models.save_for_hf(randomize_(timm.create_model("test_vit.r160_in1k")), folder, safe_serialization=True)
+    hub.add_repository("timm/test_vit.r160_in1k", files={path.name: path.read_bytes() for path in folder.iterdir()})
+    out = str(tmp_path / "out")
+    assert main(["convert", name, out]) == 0
+    assert "logits: 0.0e+00" in capsys.readouterr().out
+    assert "base_model: timm/test_vit.r160_in1k" in Path(out, "README.md").read_text(encoding="utf-8")
+    assert main(["verify", "test_vit", out]) == 0  # timm's default weights
+    assert main(["export", "hf:timm/test_vit.r160_in1k", str(tmp_path / "back"), "--to", "timm"]) == 0
+    assert main(["predict", "examples/space/images/3.png", "--model", name, "--top", "2"]) == 0
+    assert "%" in capsys.readouterr().out

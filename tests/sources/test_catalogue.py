@@ -17,10 +17,11 @@ from timm.data import resolve_model_data_config
 
 import plain_vit
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
-from plain_vit.conversion import from_checkpoint, from_module
-from plain_vit.conversion.catalogue import HUB, PREFIXES, SOURCES, find, list_models, located, names
+from plain_vit.configuration_plain_vit import PRESETS
+from plain_vit.conversion import catalogue, from_checkpoint, from_module
+from plain_vit.conversion.catalogue import HUB, PREFIXES, SOURCES, find, list_models, names
 from plain_vit.conversion.create import config_named
-from plain_vit.conversion.registry import FORMATS
+from plain_vit.conversion.registry import FORMATS, located
 from plain_vit.conversion.sources.timm.pixels import processor_from_timm
 from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import CheckpointError, HubError, UnknownFormatError
@@ -54,6 +55,7 @@ def test_what_follows_the_dot_is_of_weights() -> None:
     for prefix in SOURCES.keys() - {HUB}:
         models = {name.partition(".")[0] for name in names(prefix)}
         assert models <= set(names(prefix)), "weights of a model that is not listed"
+    assert catalogue.PRESETS.keys() == PRESETS.keys()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_a_source_of_weights_that_is_nearly_a_name_is_refused_with_the_name(tmp_
         CheckpointError, match="vit_bse_patch16_224 does not exist.*did you mean 'vit_base_patch16_224'"
     ):
         from_checkpoint("vit_bse_patch16_224")
-    with pytest.raises(CheckpointError, match="a model without weights: .*--from_scratch"):
+    with pytest.raises(CheckpointError, match="a model without weights: .*--from-scratch"):
         from_checkpoint("plain_vit:vit-base-patch16-224")
     with pytest.raises(CheckpointError, match="without weights: name some: torchvision:vit_b_16.IMAGENET1K_V1, "):
         from_checkpoint("vit_b_16")
@@ -251,7 +253,7 @@ def test_weights_of_torchvision_are_downloaded_once_and_checked(
     file = f"vit_b_32-{hashlib.sha256(content).hexdigest()[:8]}"
     monkeypatch.setitem(source.published_files(), file, (256, 224, "bilinear"))
     name = "torchvision:vit_b_32.IMAGENET1K_V1"
-    monkeypatch.setitem(SOURCES["torchvision"].models, name.partition(":")[2], {"file": file})
+    monkeypatch.setitem(FORMATS["torchvision"].models, name.partition(":")[2], {"file": file})
     hub.add_repository("models/vit", files={f"{file}.pth": content, "vit_b_32-00000000.pth": content})
     monkeypatch.setattr(downloads, "ADDRESS", f"{hub.url}/models/vit/resolve/main/")
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "torch"))
@@ -260,7 +262,7 @@ def test_weights_of_torchvision_are_downloaded_once_and_checked(
     assert sum(path.endswith(f"{file}.pth") for _, path, status in hub.requests if status in (200, 302)) == 1
     images = torch.randn(2, 3, 224, 224)
     assert difference(model(images).logits, module(images)) <= 1e-6
-    monkeypatch.setitem(SOURCES["torchvision"].models, name.partition(":")[2], {"file": "vit_b_32-00000000"})
+    monkeypatch.setitem(FORMATS["torchvision"].models, name.partition(":")[2], {"file": "vit_b_32-00000000"})
     with pytest.raises(HubError, match="invalid hash value"):
         plain_vit.create_model(name, pretrained=True)
     from huggingface_hub import constants

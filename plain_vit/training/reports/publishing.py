@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub import EvalResult
 
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
-from plain_vit.conversion.catalogue import located
+from plain_vit.conversion.registry import located
 from plain_vit.errors import HubError
 from plain_vit.files.place_names import public_name
 from plain_vit.hub import Push, push_folder
