@@ -524,7 +524,7 @@ def tables() -> dict[str, Callable[[], dict[str, Any]]]:
         "timm/families.json": families_table,
         "torchvision/architectures.json": torchvision_table,
         "open_clip/architectures.json": open_clip_table,
-        "transformers/models.json": transformers_table,
+        "transformers/architectures.json": transformers_table,
     }
 
 

@@ -300,6 +300,9 @@ def test_a_repository_of_transformers_gives_its_config_without_its_weights(hub: 
     hub.add_repository("alice/nothing", files={"README.md": b"nothing"})
     with pytest.raises(UnknownFormatError, match="bert"):
         plain_vit.create_model("alice/bert")
+    hub.add_repository("alice/wrong", files={"config.json": b'{"architecture": "test_vit", "num_classes": "x"}'})
+    with pytest.raises(CheckpointError, match="alice/wrong: its settings and the hints describe no model"):
+        plain_vit.create_model("alice/wrong")
     with pytest.raises(UnknownFormatError, match="alice/nothing has no config.json that describes a model"):
         plain_vit.create_model("alice/nothing")
 

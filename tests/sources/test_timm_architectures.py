@@ -13,6 +13,7 @@ import pytest
 import timm
 import torch
 import torchvision
+import transformers
 from timm.models import deit, vision_transformer, vision_transformer_hybrid
 from torch.overrides import TorchFunctionMode
 
@@ -35,6 +36,7 @@ from tools import generate_architectures as generator
 INSTALLED = {
     "open_clip": open_clip.__version__,
     "timm": timm.__version__,
+    "transformers": transformers.__version__,
     "torchvision": ".".join(torchvision.__version__.split("+")[0].split(".")[:2]),
 }
 RECORDED = {name: data_file(f"{name}/architectures.json")[name] for name in INSTALLED}
