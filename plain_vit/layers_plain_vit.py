@@ -403,13 +403,18 @@ class PatchDropout(nn.Module):
         self.after = config.num_register_tokens if config.register_tokens_last else 0
         self.uniform = torch.rand  # as in `StochasticDepth`
 
+    @torch.compiler.assume_constant_result  # as a symbol it would fail in a checkpointed block with dynamic shapes
+    def share_kept(self) -> float:
+        """Return the fraction of patches that is kept."""
+        return 1 - self.rate
+
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Draw the indices of the tokens to keep, of shape (B, L); None keeps all."""
         if not self.training or self.rate == 0:
             return None
         batch, length, device = *hidden_states.shape[:2], hidden_states.device
         count = length - self.before - self.after
-        kept = max(1, int(count * (1 - self.rate)))
+        kept = max(1, int(count * self.share_kept()))
         chosen = self.uniform(batch, count, device=device).argsort(dim=-1)[:, :kept]
         numbers = torch.arange(length, device=device).expand(batch, -1)
         return torch.cat((numbers[:, : self.before], chosen + self.before, numbers[:, length - self.after :]), dim=1)

@@ -544,15 +544,20 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
         """Replace the classifier by a new one, and the pooling if given, as in timm.
 
         Args:
-            num_labels: Number of labels; 0 for none. If it changes, the labels lose their names.
+            num_labels: Number of labels; 0 for none. If it changes, the labels lose their names, and the config its
+                `problem_type` "single_label_classification": the next labels show theirs. Other types stay.
             pooling: A pooling of the config, with new weights if it has any. The final norm stays in its place.
 
         Raises:
             ValueError: The config cannot have these; the model is unchanged.
         """
         pooling = pooling or self.config.pooling
-        labels = {"id2label": None, "label2id": None, "num_labels": num_labels}
+        problem = self.config.problem_type
+        if num_labels != self.config.num_labels and problem == "single_label_classification":  # often only implied
+            problem = None
+        labels = {"id2label": None, "label2id": None, "num_labels": num_labels, "problem_type": problem}
         PlainViTConfig(**{**self.config.to_dict(), **labels, "pooling": pooling})  # raises, if they do not fit
+        self.config.problem_type = problem
         weight, old_width, is_new = next(self.vit.parameters()), self.config.pooled_size, pooling != self.config.pooling
         self.config.num_labels = self.num_labels = num_labels
         self.config.pooling = cast(Any, pooling)

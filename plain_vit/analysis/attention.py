@@ -14,6 +14,7 @@ from torch import nn
 from ..errors import AnalysisError
 from ..modeling_plain_vit import PlainViTPreTrainedModel
 from .inspection import (
+    Target,
     TokenLayout,
     as_array,
     attention_modules,
@@ -144,7 +145,7 @@ def rollout(layers: Sequence[torch.Tensor], discard: float = 0.0) -> torch.Tenso
 def gradient_rollout(
     model: nn.Module,
     pixel_values: torch.Tensor | Mapping[str, Any],
-    target: int | Sequence[int] | None = None,
+    target: Target = None,
 ) -> np.ndarray:
     """Return the relevance of each patch for a class, following attention through all layers.
 
@@ -153,16 +154,17 @@ def gradient_rollout(
     not make a patch relevant. (In the paper only the class token is read, which is not a patch.)
 
     Args:
-        model: A plain ViT with a classifier.
+        model: A plain ViT; without a classifier, give a function as target.
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
-        target: The class, or one for each image (default: the highest score of each image).
+        target: The class, or a function from one image's logits (of a model without classifier: its pooled features)
+            to a number, such as a target of pytorch-grad-cam; or one for each image (default: the likeliest class).
 
     Returns:
         Nonnegative relevance of shape (B, h, w), without unit.
 
     Raises:
-        AnalysisError: A class is out of range, the model has no classifier or computes without gradients, or its
-            attention is differential.
+        AnalysisError: A class is out of range, the model has no classifier for it or computes without gradients,
+            or its attention is differential.
 
     Source:
         Chefer et al. 2021b, equations 5 and 6.
@@ -172,7 +174,7 @@ def gradient_rollout(
     relevant = record_attentions(model, _relevance)
     hidden_states = record_outputs(encoder(model).layernorm)
     with torch.enable_grad():
-        _, scores = differentiable_scores(model, pixels, target)
+        scores, _ = differentiable_scores(model, pixels, target)
         torch.autograd.grad(scores.sum(), pixels)
         read = readout(model, layout, hidden_states[0]).detach()
     if not all(branch for layer in relevant for branch in layer):

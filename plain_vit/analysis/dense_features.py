@@ -6,7 +6,7 @@ Legend: `B` images, `C` channels, `H W` pixels, `h w` patch grid, `D` hidden siz
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..errors import AnalysisError
 from .inspection import as_array, chosen, encoder, patch_in_grid, prepared, record_outputs, whole_numbers
 
 Foreground = Literal["center", "border", "all"]
+EXTREMES = (0.01, 0.99)  # quantiles of a component that get the darkest and the brightest shade of its colour
 CHUNK = 1024  # patches compared with all others at a time
 RESOLUTION = float(np.finfo(np.float32).eps)  # smaller deviations, relative to the features, are rounding errors
 
@@ -54,17 +55,46 @@ def patch_features(
 
 @dataclass(frozen=True)
 class PatchComponents:
-    """The principal components of the patches of one or more images.
+    """The principal components of the patches of one or more images, and what colours other images alike.
+
+    All fields are arrays: `np.savez(path, **dataclasses.asdict(components))` saves them, and
+    `PatchComponents(**np.load(path))` loads them.
 
     Args:
         values: Patches projected on the components, including the background, of shape (B, h, w, count).
-        foreground: Which patches the components were fitted to, of shape (B, h, w).
-        explained_variance: Fraction of the variance of these patches along each component, of shape (count,).
+        foreground: Which patches are foreground, of shape (B, h, w).
+        explained_variance: Fraction of the variance of the fitted patches along each component, of shape (count,).
+        mean: Mean of the patches that the components were fitted to, of shape (D,).
+        directions: Direction of each component, of shape (D, count), in columns.
+        side: Mean of all patches, and direction from there to the foreground (0 if all are), of shape (2, D).
+        limits: Values of the components that are darkest and brightest in figures, of shape (2, count).
     """
 
     values: np.ndarray
     foreground: np.ndarray
     explained_variance: np.ndarray
+    mean: np.ndarray
+    directions: np.ndarray
+    side: np.ndarray
+    limits: np.ndarray
+
+    def apply(self, features: np.ndarray) -> "PatchComponents":
+        """Return the same components of other images, on any grid: equal patches get equal values and colours.
+
+        Args:
+            features: Features of shape (B, h, w, D), of the same layer of the same model.
+
+        Raises:
+            AnalysisError: The features have another shape or are not finite.
+        """
+        tokens = _checked(features, 4)
+        if tokens.shape[-1] != len(self.mean):
+            raise AnalysisError(
+                f"the features have width {tokens.shape[-1]}, and the components were fitted to width "
+                f"{len(self.mean)}: expected those of one layer of one model"
+            )
+        values = ((tokens - self.mean) @ self.directions).astype(np.float32)
+        return replace(self, values=values, foreground=_on_side(tokens, self.side))
 
 
 def patch_components(features: np.ndarray, count: int = 3, *, foreground: Foreground = "center") -> PatchComponents:
@@ -94,23 +124,25 @@ def patch_components(features: np.ndarray, count: int = 3, *, foreground: Foregr
     if foreground not in ("center", "border", "all"):
         raise AnalysisError(f'foreground is {foreground!r}: expected "center", "border" or "all"')
     tokens = _checked(features, 4)
-    grid = tokens.shape[:3]
-    flat = tokens.reshape(-1, tokens.shape[-1])
-    chosen_patches = np.ones(len(flat), dtype=bool)
+    side = np.zeros((2, tokens.shape[-1]))
     if foreground != "all":
-        first = _project(flat, flat, 1)[0].reshape(grid)
-        at_border = np.ones(grid[1:], dtype=bool)
+        mean, direction, _ = _principal(tokens.reshape(-1, tokens.shape[-1]), 1)
+        first = (tokens - mean) @ direction[:, 0]
+        at_border = np.ones(first.shape[1:], dtype=bool)
         at_border[1:-1, 1:-1] = False
-        if not at_border.all() and first[:, at_border].mean() > 0:
-            first = -first
-        inside = (first if foreground == "center" else -first) > 0
-        if inside.any():  # otherwise all patches are equal
-            chosen_patches = inside.ravel()
-    values, shares = _project(flat, flat[chosen_patches], count)
+        turned = not at_border.all() and first[:, at_border].mean() > 0
+        side = np.stack([mean, direction[:, 0] * (-1 if turned != (foreground == "border") else 1)])
+    inside = _on_side(tokens, side)
+    mean, directions, shares = _principal(tokens[inside], count)
+    values = ((tokens - mean) @ directions).astype(np.float32)
     return PatchComponents(
-        values=values.reshape(*grid, count).astype(np.float32),
-        foreground=chosen_patches.reshape(grid),
+        values=values,
+        foreground=inside,
         explained_variance=shares.astype(np.float32),
+        mean=mean,
+        directions=directions,
+        side=side,
+        limits=np.quantile(values[inside], EXTREMES, axis=0),
     )
 
 
@@ -216,8 +248,14 @@ def _unit(tokens: np.ndarray) -> np.ndarray:
     return np.divide(tokens, norms, out=np.zeros_like(tokens), where=norms > 0)
 
 
-def _project(tokens: np.ndarray, fitted: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (patches, D) projected on the principal components of the fitted patches, and the variance along each."""
+def _on_side(tokens: np.ndarray, side: np.ndarray) -> np.ndarray:
+    """Return which patches lie on a side: all, if its direction is 0."""
+    mean, direction = side
+    return np.asarray((tokens - mean) @ direction >= 0)
+
+
+def _principal(fitted: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the mean of patches (n, D), their principal directions (D, count), and the share of variance of each."""
     mean = fitted.mean(axis=0)
     centred = fitted - mean
     # The covariance matrix is smaller than the data: there are many more patches than features.
@@ -227,7 +265,6 @@ def _project(tokens: np.ndarray, fitted: np.ndarray, count: int) -> tuple[np.nda
     real = variances > rounding
     total = np.square(centred).sum(axis=1).mean()
     farthest = directions[np.abs(directions).argmax(axis=0), np.arange(directions.shape[1])]
-    directions = directions * np.sign(farthest) * real
     missing = count - directions.shape[1]
-    values = np.pad((tokens - mean) @ directions, ((0, 0), (0, missing)))
-    return values, np.pad(variances * real / (total or 1.0), (0, missing))
+    directions = np.pad(directions * np.sign(farthest) * real, ((0, 0), (0, missing)))
+    return mean, directions, np.pad(variances * real / (total or 1.0), (0, missing))

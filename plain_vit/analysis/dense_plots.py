@@ -33,7 +33,6 @@ with needs("plain-vit[analysis]"):
     from matplotlib.figure import Figure
 
 MARK = "#56b4e9"  # of the chosen patch: distinct from orange for colour-blind readers too
-EXTREMES = (0.01, 0.99)  # quantiles of a component that get the darkest and the brightest shade of its colour
 
 
 def plot_patch_components(
@@ -41,11 +40,12 @@ def plot_patch_components(
 ) -> Figure:
     """Draw each image next to its patches, whose first three components are red, green and blue.
 
-    The scale of each colour is the same in all images; the background is white.
+    The scale of each colour is that of the images that the components were fitted to; the background is white.
 
     Args:
         images: Values in [0, 1] of shape (B, H, W, 3) or (B, H, W), as returned by `displayable`.
-        components: Their components, from `patch_components`. With fewer than three, the other colours are constant.
+        components: Their components, from `patch_components` or `PatchComponents.apply`. With fewer than three, the
+            other colours are constant.
         titles: One title per image.
     """
     height = 1.55 * aspect(images) + (0.4 if titles else 0.15)
@@ -73,8 +73,7 @@ def component_colours(components: PatchComponents) -> np.ndarray:
     Returns:
         Red, green and blue of shape (B, h, w, 3).
     """
-    values = components.values[..., :3]
-    low, high = np.quantile(values[components.foreground], EXTREMES, axis=0)
+    values, (low, high) = components.values[..., :3], components.limits[:, :3]
     spread = np.where(high > low, high - low, 1.0)
     colours = np.where(high > low, (values - low) / spread, 0.5).clip(0, 1)
     colours = np.pad(colours, ((0, 0), (0, 0), (0, 0), (0, 3 - colours.shape[-1])), constant_values=0.5)

@@ -4,7 +4,7 @@ Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D`
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -14,10 +14,10 @@ from torch import nn
 from ..errors import AnalysisError
 from ..system.extras import needs
 from .inspection import (
+    Target,
     as_array,
     as_batch,
     attention_modules,
-    classify,
     differentiable_scores,
     encoder,
     observed,
@@ -30,23 +30,24 @@ from .inspection import (
 def grad_cam(
     model: nn.Module,
     pixel_values: torch.Tensor | Mapping[str, Any],
-    target: int | Sequence[int] | None = None,
+    target: Target = None,
 ) -> np.ndarray:
     """Return the relevance of each patch for a class, from the features of the last layer that mixes patches.
 
     Each feature is weighted by the mean gradient of the class score over all patches; negative sums are dropped.
 
     Args:
-        model: A plain ViT with a classifier.
+        model: A plain ViT; without a classifier, give a function as target.
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
-        target: The class, or one for each image (default: the highest score of each image).
+        target: The class, or a function from one image's logits (of a model without classifier: its pooled features)
+            to a number, such as a target of pytorch-grad-cam; or one for each image (default: the likeliest class).
 
     Returns:
         Nonnegative relevance of shape (B, h, w), without unit.
 
     Raises:
-        AnalysisError: A class is out of range, the model has no classifier or no layers or computes without gradients,
-            or the pixels do not fit.
+        AnalysisError: A class is out of range, the model has no classifier for it or no layers or computes without
+            gradients, or the pixels do not fit.
 
     Source:
         Selvaraju et al. 2017, equations 1 and 2, with `grad_cam_layer` instead of the last convolution.
@@ -55,7 +56,7 @@ def grad_cam(
     outputs = record_outputs(grad_cam_layer(model))
     pixels = pixel_values.detach().clone().requires_grad_()  # for frozen models
     with torch.enable_grad():
-        _, scores = differentiable_scores(model, pixels, target)
+        scores, _ = differentiable_scores(model, pixels, target)
         gradients = torch.autograd.grad(scores.sum(), outputs[0])[0].float()
     features, gradients = (states[:, layout.patches] for states in (outputs[0].detach().float(), gradients))  # B N D
     maps = (features * gradients.mean(dim=1, keepdim=True)).sum(dim=-1).clamp(min=0)
@@ -103,16 +104,17 @@ def tokens_to_grid(
 def integrated_gradients(
     model: nn.Module,
     pixel_values: torch.Tensor | Mapping[str, Any],
-    target: int | Sequence[int] | None = None,
+    target: Target = None,
     baseline: torch.Tensor | np.ndarray | float = 0.0,
     steps: int = 50,
 ) -> np.ndarray:
     """Return the contribution of each pixel to a class score, compared with a baseline image.
 
     Args:
-        model: A plain ViT with a classifier.
+        model: A plain ViT; without a classifier, give a function as target.
         pixel_values: Normalised pixels of shape (B, C, H, W), or the output of an image processor.
-        target: The class, or one for each image (default: the highest score of each image).
+        target: The class, or a function from one image's logits (of a model without classifier: its pooled features)
+            to a number, such as a target of pytorch-grad-cam; or one for each image (default: the likeliest class).
         baseline: Normalised pixels of the baseline, of shape (1 or B, C, H, W), or one value for all; 0 is the mean
             colour of the normalisation.
         steps: Number of gradients between the baseline and the image.
@@ -122,8 +124,8 @@ def integrated_gradients(
         the image minus the score of the baseline; otherwise a warning is issued.
 
     Raises:
-        AnalysisError: A class or the steps are out of range, the model has no classifier or computes without gradients,
-            or the pixels or the baseline do not fit.
+        AnalysisError: A class or the steps are out of range, the model has no classifier for it or computes without
+            gradients, or the pixels or the baseline do not fit.
         MissingPackageError: captum is not installed.
 
     Source:
@@ -142,11 +144,10 @@ def integrated_gradients(
     if steps < 1:
         raise AnalysisError(f"steps is {steps}: expected 1 or more")
     with torch.enable_grad():
-        targets, _ = differentiable_scores(model, pixel_values.detach().clone().requires_grad_(), target)
-        attributions, gaps = IntegratedGradients(lambda pixels: classify(model, pixels)).attribute(
+        _, scores_of = differentiable_scores(model, pixel_values.detach().clone().requires_grad_(), target)
+        attributions, gaps = IntegratedGradients(scores_of).attribute(
             pixel_values,
             baseline.expand_as(pixel_values),
-            targets,
             n_steps=int(steps),
             internal_batch_size=len(pixel_values),
             return_convergence_delta=True,

@@ -6,6 +6,7 @@ Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `L` tokens, `D`
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -19,6 +20,8 @@ from ..packing import whole_images
 from .replicas import eager, replica
 
 Kept = TypeVar("Kept")
+Score = Callable[[torch.Tensor], torch.Tensor]  # of one image: from its logits or pooled features to one number
+Target = int | Sequence[int] | Score | Sequence[Score] | None
 
 
 @dataclass(frozen=True)
@@ -324,52 +327,93 @@ def classify(model: PlainViTPreTrainedModel, pixel_values: torch.Tensor) -> torc
         AnalysisError: The model returns no logits per image.
     """
     logits = getattr(model(pixel_values), "logits", None)
-    if logits is None or logits.ndim != 2:
+    if logits is None or logits.ndim != 2 or not model.config.num_labels:
         raise AnalysisError(
             f"{type(model).__name__} returns no class scores for an image: expected a PlainViTForImageClassification "
-            'whose pooling is not "none"'
+            'with labels whose pooling is not "none"; for gradients, you can also give target a function of an '
+            "image's pooled features"
         )
     return logits.float()
 
 
-def differentiable_scores(
-    model: PlainViTPreTrainedModel, pixel_values: torch.Tensor, target: int | Sequence[int] | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the target classes and their scores, like `target_scores`, with gradients.
-
-    Args:
-        model: A plain ViT with a classifier.
-        pixel_values: Normalised pixels of shape (B, C, H, W), which require gradients.
-        target: The class, or one for each image (default: the highest score of each image).
+def vectors(model: PlainViTPreTrainedModel, pixel_values: torch.Tensor) -> torch.Tensor:
+    """Return one vector per image in float32: the logits of a classifier, the pooled features of another model.
 
     Raises:
-        AnalysisError: The scores have no gradients; also the errors of `classify` and `target_scores`.
+        AnalysisError: The model returns neither.
     """
-    targets, scores = target_scores(classify(model, pixel_values), target)
-    if not scores.requires_grad:
+    outputs = model(pixel_values)
+    found = outputs.get("logits", outputs.get("pooler_output"))
+    if found is None or found.ndim != 2:
         raise AnalysisError(
-            f"this {type(model).__name__} computes without gradients: give the model itself, not one that is prepared "
-            "for inference, and call outside of torch.inference_mode()"
+            f"this {type(model).__name__} pools nothing, so there is no vector of an image: expected a "
+            "PlainViTForImageClassification or PlainViTModel with its pooling"
         )
-    return targets, scores
+    return found.float()
 
 
-def target_scores(logits: torch.Tensor, target: int | Sequence[int] | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the target classes (the highest of each image if None) and their scores, both of shape (B,).
+def differentiable_scores(
+    model: PlainViTPreTrainedModel, pixel_values: torch.Tensor, target: Target
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """Return the scores of images with gradients, and the function that computes the same scores of other pixels.
+
+    Args:
+        model: A plain ViT.
+        pixel_values: Normalised pixels of shape (B, C, H, W), which require gradients.
+        target: The class or a function of the logits, or of the pooled features if the model has no classifier, for
+            each image or for all (default: the class with the highest score of each image).
+
+    Raises:
+        AnalysisError: The scores have no gradients, a class is out of range, or there are more or fewer targets than
+            images; also the errors of `classify` and `vectors`.
+    """
+    given = list(target) if isinstance(target, (list, tuple)) else [target]
+    are_functions = all(map(callable, given))
+    read = vectors if are_functions else classify
+    outputs = read(model, pixel_values)
+    if not are_functions:
+        functions: list[Any] = [itemgetter(number) for number in target_classes(outputs, cast(Any, target))]
+    elif isinstance(target, (list, tuple)) and len(given) != len(outputs):
+        raise AnalysisError(
+            f"got {len(given)} target functions for {len(outputs)} images: expected one for each, or one for all"
+        )
+    else:
+        functions = given * (len(outputs) // len(given))
+
+    def scores(outputs: torch.Tensor) -> torch.Tensor:
+        each = [function(output) for function, output in zip(functions, outputs, strict=True)]
+        for score in each:
+            if not isinstance(score, torch.Tensor) or score.numel() != 1:
+                what = (
+                    f"{tuple(score.shape)} numbers" if isinstance(score, torch.Tensor) else f"a {type(score).__name__}"
+                )
+                raise AnalysisError(f"target returns {what}: expected a tensor with one number")
+        return torch.stack([score.reshape(()) for score in each])
+
+    found = scores(outputs)
+    if not found.requires_grad:
+        raise AnalysisError(
+            f"this {type(model).__name__} or target computes without gradients: give the model itself, not one that is "
+            "prepared for inference, a differentiable target, and call outside of torch.inference_mode()"
+        )
+    return found, lambda pixels: scores(read(model, pixels))
+
+
+def target_classes(logits: torch.Tensor, target: int | Sequence[int] | None) -> list[int]:
+    """Return the target class of each image, the highest if None.
 
     Raises:
         AnalysisError: A class is out of range, or the number of classes is neither 1 nor the number of images.
     """
     batch, classes = logits.shape
     if target is None:
-        targets = logits.argmax(dim=-1)
-    else:
-        numbers = whole_numbers("target", target)
-        if numbers.shape not in ((), (batch,)):
-            raise AnalysisError(
-                f"got {len(numbers)} target classes for {batch} images: expected one for each, or one for all"
-            )
-        targets = torch.as_tensor(np.full(batch, numbers), device=logits.device)
-        if not ((targets >= 0) & (targets < classes)).all():
-            raise AnalysisError(f"target {targets.tolist()} is out of range: the classes are 0 to {classes - 1}")
-    return targets, logits.gather(1, targets[:, None])[:, 0]
+        return logits.argmax(dim=-1).tolist()
+    numbers = whole_numbers("target", target)
+    if numbers.shape not in ((), (batch,)):
+        raise AnalysisError(
+            f"got {len(numbers)} target classes for {batch} images: expected one for each, or one for all"
+        )
+    targets: list[int] = np.full(batch, numbers).tolist()
+    if not all(0 <= number < classes for number in targets):
+        raise AnalysisError(f"target {targets} is out of range: the classes are 0 to {classes - 1}")
+    return targets

@@ -59,7 +59,7 @@ def probe_weights(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_st
 
 def _of_class_token(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
     """Weight the class token by 1, or both by 1/2 if the logits average it with the distillation token."""
-    tokens = 1 + model.config.use_distillation_token
+    tokens = 2 if getattr(model, "distillation_classifier", None) is not None else 1
     return _spread(hidden_states, slice(0, tokens), 1 / tokens)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from .drawing import png
 from .embeddings import patch_filters, position_similarity, relative_position_biases
 from .gradients import grad_cam
 from .hidden_states import logit_lens, token_norms
-from .inspection import TokenLayout, encoder, plain, token_layout
+from .inspection import TokenLayout, encoder, observed, plain, token_layout, vectors
 from .page import framed, html_figure, html_page, html_section, html_table, inline_picture, plain_text
 from .results import displayable, predict
 from .streams import average_over_images, pixel_batches
@@ -70,6 +70,30 @@ class Subject:
     def each(self, function: Callable[..., np.ndarray], **options: Any) -> np.ndarray:
         """Apply an array function to the first images, one at a time: the attention of a batch may take gigabytes."""
         return np.concatenate([function(self.model, image[None], **options) for image in self.pixel_values])
+
+    def evidence(self, gradient_method: Callable[..., np.ndarray]) -> tuple[np.ndarray, list[str]]:
+        """Return the maps of the first images, and what each explains.
+
+        That is the likeliest class; without labels, the similarity to the first image (of that one: to the second).
+
+        Raises:
+            AnalysisError: There are no labels and no second image.
+        """
+        model = plain(self.model)
+        if hasattr(model, "classifier") and model.config.num_labels:
+            names = class_labels(self.class_names)
+            return self.each(gradient_method), [names[number] for number in self.probabilities.argmax(axis=1)]
+        if len(self.pixel_values) == 1:
+            raise AnalysisError(
+                "the model has no labels, and there is no second image to compare with: give two images"
+            )
+        with torch.no_grad():
+            pair = vectors(observed(model), self.pixel_values[:2].to(model.device))
+        maps = [
+            gradient_method(model, image[None], partial(torch.cosine_similarity, pair[0 if number else 1], dim=0))
+            for number, image in enumerate(self.pixel_values)
+        ]
+        return np.concatenate(maps), [f"like {self.titles[0 if number else 1]}" for number in range(len(maps))]
 
     @property
     def pictures(self) -> np.ndarray:
@@ -152,7 +176,8 @@ def draw_sheet(
     Args:
         images: Paths or opened images. The first six are drawn; attention distance averages over all. Files are decoded
             one at a time, up to 190 MB (47 million RGB pixels); a larger JPEG file is decoded at a lower resolution.
-        model: A plain ViT. Without a classifier, figures that need one are omitted, and the page says so.
+        model: A plain ViT. Without a classifier, gradients are of the similarity between images, and figures that need
+            one are omitted, as the page says.
         image_processor: The model's image processor.
         out: A new or empty folder for `index.html`, which contains all figures, the figures as PNG files, and their
             arrays as `arrays.npz`.
@@ -316,25 +341,26 @@ def _draw_rollout(subject: Subject) -> Drawn:
 @page_section(
     "grad-cam",
     "Grad-CAM",
-    TINT + "Patches relevant for the most likely class, which is named above each image. The features before the "
-    "attention of the last block are weighted by the mean gradient of the class score, and negative sums are "
+    TINT + "Patches relevant for the most likely class, which is named above each image; of a model without classes, "
+    "for the cosine between pooled features of the image and of the one named above. The features before the "
+    "attention of the last block are weighted by the mean gradient of the score, and negative sums are "
     "dropped (Selvaraju et al. 2017). " + ONE_SCALE,
 )
 def _draw_grad_cam(subject: Subject) -> Drawn:
-    maps = subject.each(grad_cam)
-    return {"grad_cam": maps}, _maps(subject, maps, "Grad-CAM", _predictions(subject))
+    maps, explained = subject.evidence(grad_cam)
+    return {"grad_cam": maps}, _maps(subject, maps, "Grad-CAM", explained)
 
 
 @page_section(
     "gradient-rollout",
     "Gradient-weighted rollout",
-    TINT + "Patches relevant for the most likely class, following all layers: attention times its gradient, "
+    TINT + "Patches relevant for the same score, following all layers: attention times its gradient, "
     "negative products dropped, heads averaged, and all paths through at least one attention summed (Chefer et al. "
     "2021). " + ONE_SCALE,
 )
 def _draw_gradient_rollout(subject: Subject) -> Drawn:
-    maps = subject.each(gradient_rollout)
-    return {"gradient_rollout": maps}, _maps(subject, maps, "relevance", _predictions(subject))
+    maps, explained = subject.evidence(gradient_rollout)
+    return {"gradient_rollout": maps}, _maps(subject, maps, "relevance", explained)
 
 
 @page_section(
@@ -487,12 +513,6 @@ def _table_of_maps(subject: Subject, maps: np.ndarray, what: str) -> Figure:
 def _maps(subject: Subject, maps: np.ndarray, meaning: str, classes: Sequence[str] | None = None) -> Figure:
     """Draw one map per image, below its title or the class that the map explains."""
     return plots.plot_maps_over_images(subject.pictures, maps, titles=subject.titles, classes=classes, meaning=meaning)
-
-
-def _predictions(subject: Subject) -> list[str]:
-    """Return the most likely class of each image, for which the gradients are computed."""
-    names = class_labels(subject.class_names)
-    return [names[number] for number in subject.probabilities.argmax(axis=1)]
 
 
 # The page

@@ -758,6 +758,9 @@ def test_a_model_in_an_engine_has_nothing_to_show(function: Callable[..., np.nda
         (attention_maps, {"query": 3}, "query patch is 3: expected 2 whole numbers"),
         (patch_features, {"layer": [0, 1]}, r"layer is \[0, 1\]: expected a whole number"),
         (grad_cam, {"target": "LABEL_2"}, "target is 'LABEL_2': expected a whole number"),
+        (grad_cam, {"target": [torch.sum]}, "1 target functions for 2 images"),
+        (grad_cam, {"target": lambda logits: 0.5}, "target returns a float: expected a tensor with one number"),
+        (grad_cam, {"target": lambda logits: logits.detach()[0]}, "computes without gradients"),
         (grad_cam, {"target": [[1], [2, 3]]}, "expected a whole number, or a sequence of them"),
         (integrated_gradients, {"steps": 0}, "steps is 0: expected 1 or more"),
         (integrated_gradients, {"baseline": torch.zeros(1, 3, 12, 20)}, r"baseline has shape \(1, 3, 12, 20\)"),
@@ -776,7 +779,13 @@ def test_models_without_what_is_asked_for_are_refused() -> None:
     pixels = torch.randn(2, 3, 12, 20)
     for call, message in (
         (lambda: attention_maps(build(num_hidden_layers=0), pixels), "the model has no layers"),
-        (lambda: grad_cam(PlainViTModel(build().config), pixels), "returns no class scores"),
+        (
+            lambda: grad_cam(PlainViTModel(build().config), pixels),
+            "returns no class scores .* give target a function of an image's pooled features",
+        ),
+        (lambda: predict(build(num_labels=0), pixels), "returns no class scores"),
+        (lambda: grad_cam(PlainViTModel(build().config), pixels, torch.relu), r"target returns \(20,\)"),
+        (lambda: grad_cam(PlainViTModel(build().config, add_pooling_layer=False), pixels, torch.sum), "pools nothing"),
         (lambda: predict(build(pooling="none"), pixels), 'whose pooling is not "none"'),
         (lambda: attention_maps(nn.Linear(3, 5), pixels), "got a Linear: expected a plain ViT"),
         (lambda: position_similarity(build(position_embedding_type="none")), "no position embeddings"),

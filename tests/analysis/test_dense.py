@@ -3,6 +3,7 @@
 Legend: `B` images, `h w` patch grid, `D` hidden size.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from plain_vit import (
 )
 from plain_vit.analysis import (
     Correspondences,
+    PatchComponents,
     correspondences,
     displayable,
     patch_components,
@@ -201,6 +203,29 @@ def test_equal_patches_of_different_images_have_equal_colours() -> None:
     assert high.tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("foreground", ["center", "border", "all"])
+def test_kept_components_give_other_images_the_same_values_and_colours(tmp_path: Path, foreground: Any) -> None:
+    features, _ = scene()
+    fitted = patch_components(features, foreground=foreground)
+    np.savez(tmp_path / "components.npz", **dataclasses.asdict(fitted))
+    kept = PatchComponents(**np.load(tmp_path / "components.npz"))
+    others = random(2, 4, 8, 13, seed=5) * 20
+    others[0, 1:3, 2:6], others[1, 0, 0] = features[1, 3:5, 2:6], features[2, 8, 6]
+    applied = kept.apply(others.astype(np.float64))
+    flat = features[fitted.foreground].astype(np.float64)
+    pca = PCA(3, svd_solver="full").fit(flat)
+    signs = np.sign(np.take_along_axis(pca.components_, np.abs(pca.components_).argmax(axis=1)[:, None], axis=1))[:, 0]
+    expected = pca.transform(others.reshape(-1, 13).astype(np.float64)) * signs
+    np.testing.assert_allclose(applied.values.reshape(-1, 3), expected, atol=1e-3, rtol=1e-4)
+    for name in ("values", "foreground"):
+        whole, part = getattr(fitted, name), getattr(applied, name)
+        np.testing.assert_allclose(part[0, 1:3, 2:6], whole[1, 3:5, 2:6], rtol=1e-5)
+        np.testing.assert_allclose(part[1, 0, 0], whole[2, 8, 6], rtol=1e-5)
+    np.testing.assert_allclose(component_colours(applied)[0, 1:3, 2:6], component_colours(fitted)[1, 3:5, 2:6], 1e-5)
+    assert kept.apply(features[:1]).values.shape == (1, 9, 7, 3)  # a single image has no say in its colours
+    np.testing.assert_array_equal(kept.apply(features).foreground, fitted.foreground)
+
+
 # Similarity
 
 
@@ -289,6 +314,10 @@ def test_what_is_out_of_range_is_refused() -> None:
         (lambda: patch_features(torch.nn.Linear(2, 3), pixels()), "expected a plain ViT"),
         (lambda: patch_components(features, 0), "count is 0: expected 1 or more"),
         (lambda: patch_components(features, foreground="middle"), "foreground is 'middle': expected \"center\""),
+        (
+            lambda: patch_components(features).apply(features[..., :4]),
+            "have width 4, and the components were fitted to",
+        ),
         (lambda: patch_components(features[0]), r"got features of shape \(3, 4, 5\): expected \(B, h, w, D\)"),
         (lambda: patch_components(features[:0]), r"got features of shape \(0, 3, 4, 5\)"),
         (lambda: patch_components(features * np.inf), "the features are not finite"),

@@ -6,6 +6,7 @@ The look of pictures is judged by eye; these tests read back colours, labels and
 import base64
 import os
 import re
+from functools import partial
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -30,6 +31,7 @@ from plain_vit.analysis import (
     attention_rollout,
     average_over_images,
     grad_cam,
+    gradient_rollout,
     patch_filters,
     position_similarity,
     predict,
@@ -479,10 +481,26 @@ def test_two_models_are_side_by_side_and_missing_figures_are_explained(
     assert (tmp_path / "sheet" / "rollout-compared.png").exists()
     assert not (tmp_path / "sheet" / "grad-cam-compared.png").exists()
     assert text.count('class="row pair"') == text.count("<h2 ") > 5
-    assert text.count("returns no class scores for an image") == 4
+    assert text.count("returns no class scores for an image") == 2
+    assert text.count("the model has no labels, and there is no second image to compare with") == 2
     assert text.count("the model adds no position embeddings") == 2
     assert "grad_cam" not in np.load(tmp_path / "sheet" / "arrays-compared.npz")
     assert np.load(tmp_path / "sheet" / "arrays-compared.npz")["rollout"].shape == (1, 4, 5)
+
+
+@pytest.mark.slow
+def test_a_model_without_a_classifier_shows_what_makes_images_alike(
+    tmp_path: Path, files: list[Path], unrendered: None
+) -> None:
+    model, image_processor = build(PlainViTModel), processor()
+    draw_sheet(files[:3], model, image_processor, tmp_path / "sheet", progress=False)
+    arrays, inputs = np.load(tmp_path / "sheet" / "arrays.npz"), image_processor([*map(Image.open, files[:3])])
+    pooled = model.eval()(torch.stack([*inputs["pixel_values"]])).pooler_output.detach()
+    targets = [partial(torch.cosine_similarity, pooled[other], dim=0) for other in (1, 0, 0)]
+    for name, function in (("grad_cam", grad_cam), ("gradient_rollout", gradient_rollout)):
+        expected = function(model, inputs, targets)
+        assert expected.max() > 0
+        np.testing.assert_allclose(arrays[name], expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 Legend: `B` batch, `L` tokens, `D` hidden size.
 """
 
+import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,8 @@ from timm.models import FeatureHooks
 from torch import nn
 from torchvision.models.feature_extraction import create_feature_extractor
 
-from plain_vit import PlainViTConfig, PlainViTForImageClassification
-from plain_vit.analysis import grad_cam, grad_cam_layer, integrated_gradients, tokens_to_grid
+from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
+from plain_vit.analysis import grad_cam, grad_cam_layer, gradient_rollout, integrated_gradients, tokens_to_grid
 from tests.conftest import randomize_
 
 GRID = (5, 4)
@@ -72,22 +74,63 @@ def test_captum_explains_layers(model: Any, pixels: torch.Tensor) -> None:
 
 
 def test_pytorch_grad_cam_gives_the_same_maps(model: Any, pixels: torch.Tensor) -> None:
+    targets = [ClassifierOutputTarget(6), ClassifierOutputTarget(2)]
     tool = GradCAM(Logits(model), [grad_cam_layer(model)], reshape_transform=tokens_to_grid(model, pixels))
-    theirs = tool(pixels, [ClassifierOutputTarget(6), ClassifierOutputTarget(2)])
+    theirs = tool(pixels, targets)
     tool.activations_and_grads.release()
-    ours = grad_cam(model, pixels, target=[6, 2])
-    # Theirs is enlarged linearly, and each map is scaled from 0 to 1.
-    enlarged = torch.nn.functional.interpolate(torch.from_numpy(ours)[:, None], (15, 16), mode="bilinear")[:, 0]
-    lowest, highest = enlarged.amin(dim=(1, 2), keepdim=True), enlarged.amax(dim=(1, 2), keepdim=True)
-    assert theirs.shape == (2, 15, 16)
-    assert (highest > 0.01).all()
-    # They keep the highest value from being 0 by adding 1e-7 to it, before and after enlarging.
-    np.testing.assert_allclose(theirs, (enlarged - lowest) / (highest - lowest), atol=2e-5)
+    assert_same_maps(theirs, grad_cam(model, pixels, target=[6, 2]))
+    np.testing.assert_array_equal(grad_cam(model, pixels, targets), grad_cam(model, pixels, [6, 2]))
     assert EigenCAM(Logits(model), [grad_cam_layer(model)], tokens_to_grid(model, pixels))(pixels, None).shape == (
         2,
         15,
         16,
     )
+
+
+def assert_same_maps(theirs: np.ndarray, ours: np.ndarray) -> None:
+    """Compare with maps of pytorch-grad-cam, which are enlarged linearly and scaled from 0 to 1 each."""
+    enlarged = torch.nn.functional.interpolate(torch.from_numpy(ours)[:, None], (15, 16), mode="bilinear")[:, 0]
+    lowest, highest = enlarged.amin(dim=(1, 2), keepdim=True), enlarged.amax(dim=(1, 2), keepdim=True)
+    assert theirs.shape == (2, 15, 16)
+    assert (highest > 0.001).all()
+    # They keep the highest value from being 0 by adding 1e-7 to it, before and after enlarging.
+    np.testing.assert_allclose(theirs, (enlarged - lowest) / (highest - lowest), atol=2e-4)
+
+
+class SimilarityToConcept:
+    """The target of pytorch-grad-cam's tutorial on embeddings."""
+
+    def __init__(self, features: torch.Tensor) -> None:
+        self.features = features
+
+    def __call__(self, model_output: torch.Tensor) -> torch.Tensor:
+        return torch.nn.CosineSimilarity(dim=0)(model_output, self.features)
+
+
+def test_functions_of_pooled_features_explain_models_without_a_classifier(model: Any, pixels: torch.Tensor) -> None:
+    vit, vectors = PlainViTModel(model.config).eval(), torch.randn(2, 20)
+    vit.load_state_dict(model.vit.state_dict())
+    targets = [SimilarityToConcept(vector) for vector in vectors]
+
+    class Pooled(Logits):
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            return self.model(pixel_values).pooler_output
+
+    tool = GradCAM(Pooled(vit), [grad_cam_layer(vit)], reshape_transform=tokens_to_grid(vit, pixels))
+    theirs = tool(pixels, targets)
+    tool.activations_and_grads.release()
+    assert_same_maps(theirs, grad_cam(vit, pixels, targets))
+
+    # A classifier whose only class is the product with a vector has the same gradients as the function.
+    one, vector = copy.deepcopy(model), vectors[0]
+    one.reset_classifier(1)
+    with torch.no_grad():
+        one.classifier.weight.copy_(vector[None])
+    for function in (grad_cam, gradient_rollout, partial(integrated_gradients, steps=60)):
+        expected = function(one, pixels, 0)
+        np.testing.assert_allclose(
+            function(vit, pixels, lambda pooled: pooled @ vector), expected, rtol=1e-4, atol=1e-7
+        )
 
 
 def test_timm_hooks_collect_features_of_every_layer(model: Any, pixels: torch.Tensor) -> None:

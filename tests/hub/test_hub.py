@@ -126,16 +126,18 @@ class Refuse:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Refuse())
 import torch
-from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification
+from transformers import AutoBackbone, AutoImageProcessor, AutoModel, AutoModelForImageClassification
 repo_id, pixels, *revisions = sys.argv[1:]
 for revision in revisions:
     options = dict(trust_remote_code=True, revision=revision)
     model = AutoModelForImageClassification.from_pretrained(repo_id, **options)
     assert type(model).__module__.startswith("transformers_modules.")
-    AutoModel.from_pretrained(repo_id, **options)
+    vit = AutoModel.from_pretrained(repo_id, **options)
     AutoImageProcessor.from_pretrained(repo_id, **options)
     torch.save(model(torch.load(pixels)).logits, revision + ".pt")
     if revision == "sharded":
+        backbone = AutoBackbone.from_pretrained(repo_id, **options)  # it asks whether the repository exists
+        assert torch.equal(backbone.state_dict()["layernorm.weight"], vit.state_dict()["layernorm.weight"])
         model.push_to_hub("alice/copy")
         AutoImageProcessor.from_pretrained(repo_id, **options).push_to_hub("alice/copy")
         copy = AutoModelForImageClassification.from_pretrained("alice/copy", trust_remote_code=True)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from torch.nn import functional as F
 
 from plain_vit import PlainViTBackbone, PlainViTForImageClassification, PlainViTForMaskedImageModeling, PlainViTModel
 from plain_vit.conversion import from_module
@@ -152,6 +153,22 @@ def test_the_names_of_labels_stay_if_their_number_does() -> None:
     assert not model.classifier.training
     model.reset_classifier(0)
     assert isinstance(model.get_classifier(), torch.nn.Identity)
+
+
+def test_the_problem_of_the_old_labels_goes_with_them_unless_it_was_chosen() -> None:
+    model = randomize_(PlainViTForImageClassification(tiny_config(num_labels=7)))
+    model(pixels(), labels=torch.tensor([6, 2]))
+    assert model.config.problem_type == "single_label_classification"
+    model.reset_classifier(7)
+    assert model.config.problem_type == "single_label_classification"
+    model.reset_classifier(4)
+    labels = torch.tensor([[1.0, 0, 1, 1], [0, 0, 1, 0]])
+    outputs = model(pixels(), labels=labels)
+    torch.testing.assert_close(outputs.loss, F.binary_cross_entropy_with_logits(outputs.logits, labels))
+    assert model.config.problem_type == "multi_label_classification"
+    model.config.problem_type = "regression"
+    model.reset_classifier(1)
+    assert model.config.problem_type == "regression"
 
 
 def test_an_impossible_pooling_leaves_the_model_as_it_is() -> None:

@@ -131,7 +131,8 @@ def test_generated_kernels_train_positions_of_every_resampling_mode(mode: str) -
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_dropout_and_checkpointing_compile_too(checkpointing: bool) -> None:
     rates = {"hidden_dropout_prob": 0.1, "drop_path_rate": 0.2, "patch_dropout_prob": 0.3}
-    model = build(**{"num_hidden_layers": 1} if checkpointing else rates).train()
+    one_block = {"num_hidden_layers": 1, "patch_dropout_prob": 0.5}
+    model = build(**one_block if checkpointing else rates).train()
     if checkpointing:
         model.gradient_checkpointing_enable()
     program = compiled(model, "aot_eager")

@@ -76,7 +76,8 @@ for folder in sorted(source.iterdir()):
     found[name] = {
         "logits": model(pixel_values).logits,
         "tokens": AutoModel.from_pretrained(folder, **trust).eval()(pixel_values).last_hidden_state,
-        "maps": list(AutoBackbone.from_config(config, **trust).eval()(pixel_values).feature_maps),
+        # AutoBackbone.from_pretrained itself asks the Hub for local folders, DINOv2's as well.
+        "maps": list(type(AutoBackbone.from_config(config, **trust)).from_pretrained(folder)(pixel_values).feature_maps),
         "labels": model.config.id2label,
     }
     model.save_pretrained(target / name)
@@ -243,7 +244,12 @@ def test_with_the_package_its_own_classes_open_the_folder(root: Path, folder: st
     assert config.label2id["fox"] == 5
     assert type(AutoModel.from_pretrained(path, **trusted)) is PlainViTModel
     assert type(AutoImageProcessor.from_pretrained(path, **trusted)) is PlainViTImageProcessor
-    assert type(AutoBackbone.from_config(config, **trusted)) is PlainViTBackbone
+    backbone = type(AutoBackbone.from_config(config, **trusted)).from_pretrained(path)
+    assert type(backbone) is PlainViTBackbone
+    (found,) = backbone(pixels()).feature_maps
+    assert torch.equal(
+        found, backbone.tokens_to_map(AutoModel.from_pretrained(path)(pixels()).last_hidden_state, 24, 56)
+    )
     masked = AutoModelForMaskedImageModeling.from_pretrained(path, **trusted)
     assert type(masked) is PlainViTForMaskedImageModeling
     model = AutoModelForImageClassification.from_pretrained(path, **trusted)
