@@ -538,7 +538,7 @@ class Loop(Generic[ResultT]):
         values = self._means(self.window)
         logged = {f"train_{name}": value for name, value in values.items()}
         self.run.log(step=self.step, learning_rate=self.learning_rate, **logged)
-        self.accelerator.log(self.bar.rates(), step=self.step)
+        self.run.track(step=self.step, **self.bar.rates())
         self.bar.show(**{name: metric_text(name, value) for name, value in values.items()})
 
     def _means(self, sums: torch.Tensor) -> dict[str, float]:

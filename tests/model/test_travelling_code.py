@@ -76,8 +76,10 @@ for folder in sorted(source.iterdir()):
     found[name] = {
         "logits": model(pixel_values).logits,
         "tokens": AutoModel.from_pretrained(folder, **trust).eval()(pixel_values).last_hidden_state,
-        # AutoBackbone.from_pretrained itself asks the Hub for local folders, DINOv2's as well.
-        "maps": list(type(AutoBackbone.from_config(config, **trust)).from_pretrained(folder)(pixel_values).feature_maps),
+        "maps": list(
+            # AutoBackbone.from_pretrained itself asks the Hub for local folders, those of DINOv2 too.
+            type(AutoBackbone.from_config(config, **trust)).from_pretrained(folder)(pixel_values).feature_maps
+        ),
         "labels": model.config.id2label,
     }
     model.save_pretrained(target / name)

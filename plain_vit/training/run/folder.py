@@ -341,7 +341,19 @@ class RunFolder:
         """Write values, including `step`, to the log and the trackers, from the main process."""
         if self.accelerator.is_main_process:
             append_line(self.path / LOG, as_json(values))
-        self.accelerator.log({name: value for name, value in values.items() if name != "step"}, step=values["step"])
+        self.track(**values)
+
+    def track(self, *, step: int, **values: Any) -> None:
+        """Send values to the trackers, grouped as by transformers' Trainer: `train/loss`, `eval/accuracy`."""
+        self.accelerator.log({_tag(name): value for name, value in values.items()}, step=step)
+
+
+def _tag(name: str) -> str:
+    """Return the tag of a logged value in trackers; values of no split, such as the learning rate, are of training."""
+    split, _, value = name.partition("_")
+    return {"train": f"train/{value}", "validation": f"eval/{value}", "test": f"eval/{value}"}.get(
+        split, f"train/{name}"
+    )
 
 
 def changed_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], *, free: Container[str] = ()) -> str:
