@@ -418,7 +418,7 @@ def light_package() -> None:
 def whole_package() -> ModuleType:
     """Run the package's `__init__`, unless it has run; Ctrl-C exits at once while torch is imported."""
     package: Any = sys.modules["plain_vit"]
-    if vars(package).pop("__getattr__", None) is None:
+    if "__version__" in vars(package):
         return package
     in_main = threading.current_thread() is threading.main_thread()
     if ours := in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

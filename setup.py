@@ -65,6 +65,7 @@ EXTRAS = {
         "httpx2>=2.0",
         "hypothesis>=6.140",
         "joblib>=1.5",
+        "ray>=2.60",  # a cluster of two nodes on this machine
         "markdown-it-py>=4.0",
         "build>=1.3",
         "packaging>=25.0",

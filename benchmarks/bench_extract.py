@@ -18,7 +18,9 @@ import torch
 from pyarrow import parquet
 
 from benchmarks.harness import Case, Result, compare, name_of_run, parser, report
-from plain_vit.inference.bulk import Parts, Shard, features_of, open_images, open_model, prepared
+from plain_vit.inference.bulk import Parts, Shard, open_images, open_run
+from plain_vit.inference.callables import FeatureExtractor, open_model, prepared
+from plain_vit.inference.columns import features_of
 from plain_vit.system.calls import keep_freed_memory
 from plain_vit.training.arguments import BulkOptions
 from plain_vit.training.hardware.processes import start_accelerator
@@ -62,8 +64,8 @@ def forward(size: str, folder: str) -> Callable[[], object]:
     """Return a function that computes the features of images that are already preprocessed."""
     options = bulk_options(size, folder)
     accelerator = start_accelerator(num_processes=None, mixed_precision="no")
-    opened, image_processor = open_model(options)
-    model = prepared(opened.base_model, options, accelerator)
+    opened, image_processor = open_model(options, {})
+    model = prepared(opened.base_model, options, accelerator.device)
     batches = [batch["inputs"]["pixel_values"].to(accelerator.device) for batch in parts(options, image_processor)]
 
     def turn() -> torch.Tensor:
@@ -78,18 +80,17 @@ def reading(size: str, folder: str) -> Callable[[], object]:
     keep_freed_memory()  # as the script does
     torch.set_num_threads(1)
     options = bulk_options(size, folder)
-    batches = parts(options, open_model(options)[1])
+    batches = parts(options, open_model(options, {})[1])
     return lambda: sum(len(batch["rows"]) for batch in batches)
 
 
 def ours(size: str, folder: str, num_workers: int = 0, engine: str = "torch") -> Callable[[], object]:
     """Return a function that runs the script, writing to a new folder each time."""
     sys.path.insert(0, str(EXAMPLES))
-    from extract_features import ExtractArguments, open_run
+    from extract_features import ExtractArguments
 
-    run, accelerator, loading = open_run(
-        ExtractArguments(**vars(bulk_options(size, folder)) | {"num_workers": num_workers, "engine": engine})
-    )
+    options = ExtractArguments(**vars(bulk_options(size, folder)) | {"num_workers": num_workers, "engine": engine})
+    run, accelerator, loading = open_run(FeatureExtractor, options)
 
     def turn() -> torch.Tensor:
         with (

@@ -9,7 +9,6 @@ classes with their probabilities. The shards are the same however many processes
 continues with --resume, and gives the same files.
 """
 
-from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
@@ -17,18 +16,12 @@ if __name__ == "__main__":  # answer --help and mistakes first: importing torch 
 
     plain_vit_command.check_script(__file__, __doc__)
 
-import torch
-from tqdm import tqdm
-
-from plain_vit import PlainViTForImageClassification
-from plain_vit.errors import TrainingError, counted
 from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
-    from plain_vit.inference.bulk import Run, open_images, open_model, predictions_of, prepared, settings_of
+    from plain_vit.inference.bulk import run_over_images
+    from plain_vit.inference.callables import Predictor
     from plain_vit.training.arguments import PredictArguments, run_script
-    from plain_vit.training.hardware.processes import start_processes
-    from plain_vit.training.models import names_of_classes
 
 
 def predict(arguments: PredictArguments) -> dict[str, Any]:
@@ -40,23 +33,7 @@ def predict(arguments: PredictArguments) -> dict[str, Any]:
     Returns:
         The contents of `manifest.json`.
     """
-    accelerator, loading = start_processes(arguments)
-    images = open_images(arguments)
-    opened, image_processor = open_model(arguments)
-    if not isinstance(opened, PlainViTForImageClassification):
-        raise TrainingError(f"{arguments.model} has no classifier: give a fine-tuned model, or extract features.")
-    own = {"top": arguments.top, "classes": names_of_classes(opened.config)}
-    settings = settings_of(arguments, images, opened, image_processor) | own
-    model = prepared(opened, arguments, accelerator)
-
-    def columns_of(inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-        return predictions_of(model, inputs, top=arguments.top)
-
-    run = Run(Path(arguments.output_dir), images, image_processor, columns_of, arguments, settings)
-    manifest = run.to_end(accelerator, loading)
-    if accelerator.is_main_process:
-        tqdm.write(f"the predictions for {counted(manifest['images'], 'image')} are in {run.folder}")
-    return manifest
+    return run_over_images(Predictor, arguments)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from .modeling_plain_vit import (
 if TYPE_CHECKING:
     from .conversion.catalogue import list_models
     from .conversion.create import create_image_processor, create_model
+    from .inference.callables import FeatureExtractor, Predictor
 
 __version__ = "0.1.0"
 
@@ -56,10 +57,15 @@ def __getattr__(name: str) -> Any:  # on use: they import the conversion, which 
         from .conversion import create
 
         return getattr(create, name)
+    if name in ("FeatureExtractor", "Predictor"):
+        from .inference import callables
+
+        return getattr(callables, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
+    "FeatureExtractor",
     "PlainViTBackbone",
     "PlainViTConfig",
     "PlainViTForImageClassification",
@@ -67,6 +73,7 @@ __all__ = [
     "PlainViTImageProcessor",
     "PlainViTImageProcessorPil",
     "PlainViTModel",
+    "Predictor",
     "create_image_processor",
     "create_model",
     "list_models",

@@ -38,6 +38,8 @@ from .files.kinds import WEIGHTS
 # Suffixes of files (weights, graphs, pages, tables), with which no folder may be named.
 FILES = (*WEIGHTS, ".onnx", ".xml", ".html", ".png", ".json", ".csv", ".parquet")
 
+BATCH = 8  # images in a forward pass over a few files
+
 
 def run(options: argparse.Namespace, prepare: Callable[[], object]) -> int:
     """Run the parsed command, and return its exit code.
@@ -241,17 +243,11 @@ def show(options: argparse.Namespace) -> None:
 def predict(options: argparse.Namespace) -> None:
     """Print the likeliest classes or labels of images, or the values of a regression."""
     from .files.csv import csv_table
-    from .inference.bulk import predictions_of, table_of_files
-    from .modeling_plain_vit import PlainViTForImageClassification
+    from .inference import Predictor
 
     if options.top < 1:
         options.refuse(f"--top is {options.top}: give at least 1")
-    model, image_processor = open_for_inference(options)
-    if not isinstance(model, PlainViTForImageClassification):
-        raise CheckpointError(f"{options.model} has no classifier: give a fine-tuned model, or use plain-vit embed")
-    table, broken = table_of_files(
-        options.images, image_processor, lambda inputs: predictions_of(model, inputs, top=options.top)
-    )
+    table, broken = table_of_files(Predictor, options, top=options.top)
     many, one, form = ("values", "value", "12.5g") if "values" in table.column_names else (
         "probabilities", "probability", "7.2%")  # fmt: skip
     images = table.select(["path", "labels", many]).to_pylist()
@@ -275,18 +271,11 @@ def predict(options: argparse.Namespace) -> None:
 def embed(options: argparse.Namespace) -> None:
     """Write the features of images."""
     from .files.staging import staged_file
-    from .inference.bulk import as_columns, check_features, check_outputs, features_of, parquet, table_of_files
+    from .inference import FeatureExtractor
+    from .inference.bulk import parquet
 
-    model, image_processor = open_for_inference(options)
-    body = model.base_model
-    check_features(body.config, options.feature, [])
-    check_outputs(body, [], "torch")
     with staged_file(options.out, force=options.force, sources=options.images) as new:
-        table, broken = table_of_files(
-            options.images,
-            image_processor,
-            lambda inputs: as_columns(features_of(body, inputs, kind=options.feature, layers=[])),
-        )
+        table, broken = table_of_files(FeatureExtractor, options, feature=options.feature)
         parquet.write_table(table, new)
     say(f"written: {options.out}, {counted(table.num_rows, 'image')}")
     refuse_broken(broken)
@@ -310,6 +299,16 @@ def browse(options: argparse.Namespace) -> None:
     say(page)
     for broken in page.broken:
         print(f"plain-vit: cannot be read: {printable(broken)}", file=sys.stderr)
+
+
+def table_of_files(kind: Any, options: argparse.Namespace, **chosen: Any) -> tuple[Any, list[str]]:
+    """Return the columns of image files, and which files cannot be read and why."""
+    model, image_processor = open_for_inference(options)  # not prepared: that takes as long as a batch
+    work = kind(model, image_processor=image_processor, batch_size=BATCH, **chosen)
+    table, broken = work.table(options.images)
+    if not table.num_rows:
+        raise DataError(f"No image can be read: {', '.join(broken)}.")
+    return table, broken
 
 
 def open_for_inference(options: argparse.Namespace) -> tuple[Any, Any]:

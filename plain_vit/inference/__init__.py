@@ -5,11 +5,16 @@ from typing import TYPE_CHECKING, Any
 from .prepare import prepare_for_inference
 
 if TYPE_CHECKING:
+    from .callables import FeatureExtractor, Predictor
     from .engine_models import open_exported
     from .engines import EngineExport, EngineOptions, to_engine
 
 
-def __getattr__(name: str) -> Any:  # on use: the engines import the conversion, which `import plain_vit` does not
+def __getattr__(name: str) -> Any:  # on use: these import the conversion, which `import plain_vit` does not
+    if name in ("FeatureExtractor", "Predictor"):
+        from . import callables
+
+        return getattr(callables, name)
     if name == "open_exported":
         from .engine_models import open_exported
 
@@ -21,4 +26,12 @@ def __getattr__(name: str) -> Any:  # on use: the engines import the conversion,
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["EngineExport", "EngineOptions", "open_exported", "prepare_for_inference", "to_engine"]
+__all__ = [
+    "EngineExport",
+    "EngineOptions",
+    "FeatureExtractor",
+    "Predictor",
+    "open_exported",
+    "prepare_for_inference",
+    "to_engine",
+]

@@ -243,6 +243,9 @@ class BulkOptions(ProcessOptions, ImageOptions, WeightsOptions):
     )
     output_dir: str = option(help="new or empty folder")
     resume: bool = option(False, "go on with a run that ended early: compute only what is missing")
+    part: str | None = option(
+        None, "3/100: the third of 100 jobs, which share the work and output_dir, such as those of a SLURM array"
+    )
 
 
 @dataclass(kw_only=True)
@@ -644,6 +647,27 @@ class PredictArguments(BulkOptions):
 
 
 @dataclass(kw_only=True)
+class RayArguments(WeightsOptions):
+    """Options of the extraction on a Ray cluster."""
+
+    _argument_group_name: ClassVar[str] = "features"
+
+    images: str = option(help="folder of image files, or of parquet files with a column of images, also s3:// or gs://")
+    format: Literal["images", "parquet"] = option("images", "of the files in that folder")
+    image_column: str = option("image", "column of parquet files: bytes, or {bytes, path} as `datasets` stores images")
+    output_dir: str = option(help="new folder, also s3:// or gs://")
+    feature: Literal["pooled", "cls", "mean", "cls_mean", "patches"] = option("pooled", "as for extract_features.py")
+    dtype: Literal["float32", "float16"] = option("float32", "of the stored features")
+    batch_size: Count = option(32, "images per forward pass of each worker")
+    corrupted: Literal["stop", "skip"] = option("stop", "what to do about an image that cannot be read")
+    min_workers: Count = option(1, "workers to start with")
+    max_workers: Count = option(1, "workers to go up to while images wait")
+    cpus: Amount = option(1.0, "cores of a worker, and threads of its torch")
+    gpus: Amount = option(0.0, "GPUs of a worker, such as 0.5")
+    rows_per_file: Count = option(10_000, "least number of rows in a file")
+
+
+@dataclass(kw_only=True)
 class SourceOptions(SplitOptions, ForwardOptions):
     """Options of the feature extraction."""
 
@@ -718,6 +742,7 @@ SCRIPTS: dict[str, type] = {
     "evaluate_image_classification": EvaluateArguments,
     "extract_features": ExtractArguments,
     "predict": PredictArguments,
+    "ray_features": RayArguments,
     "linear_probe": ProbeArguments,
     "pretrain_masked_patches": PretrainArguments,
 }

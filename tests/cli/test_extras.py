@@ -23,7 +23,7 @@ from tests.sizes import few
 SCRIPTS = (
     "demo.py", "evaluate_image_classification.py", "extract_features.py", "finetune_image_classification.py",
     "linear_probe.py", "predict.py", "pretrain_masked_patches.py", "train_vit_pytorch_on_glyphs.py", "serve/app.py",
-    "space/app.py",
+    "ray_features.py", "space/app.py",
 )  # fmt: skip
 NEED_NOTHING = {"convert_your_own.py"}
 IMPORTED_AS = {"scikit-learn": "sklearn", "vit-pytorch": "vit_pytorch", "pyyaml": "yaml", "pillow": "PIL"}

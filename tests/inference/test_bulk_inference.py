@@ -35,8 +35,10 @@ from transformers import (
 from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor, PlainViTModel
 from plain_vit.errors import DataError, OutputExistsError, TrainingError
 from plain_vit.files.csv import csv_table
-from plain_vit.inference import bulk as bulk_inference
-from plain_vit.inference.bulk import MANIFEST, SHARDS, THREADS, Parts, Shard, features_of, with_columns
+from plain_vit.inference import batches
+from plain_vit.inference.batches import THREADS
+from plain_vit.inference.bulk import MANIFEST, SHARDS, Parts, Shard
+from plain_vit.inference.columns import features_of, with_columns
 from plain_vit.inference.prepared import simplify
 from plain_vit.training.data import decoding
 from plain_vit.training.models import processor_settings
@@ -296,6 +298,38 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_keeps_what_it_wrote(
     assert contents(folder) == resumed
 
 
+@pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
+def test_jobs_that_share_a_folder_write_the_bytes_of_one(
+    model: Path, images: Path, tmp_path: Path, streaming: bool
+) -> None:
+    (tmp_path / "files").mkdir()
+    data = as_parquet(images, tmp_path / "files", [9, 8, 6])
+    options = {"model": str(model), "dataset": str(data), "streaming": streaming}
+    extract(**options, output_dir=str(tmp_path / "one"))
+    shared = {**options, "output_dir": str(tmp_path / "shared")}
+    assert [extract(**shared, part=part)["complete"] for part in ("3/3", "1/3")] == [False, False]
+    before = contents(tmp_path / "shared" / "data")
+    assert not extract(**shared, part="1/3")["complete"]  # a job that is started again
+    assert contents(tmp_path / "shared" / "data") == before
+    assert extract(**shared, part="2/3")["images"] == IMAGES
+    assert contents(tmp_path / "shared") == contents(tmp_path / "one")
+    with pytest.raises(OutputExistsError, match="of another run: feature"):
+        extract(**shared, part="1/3", feature="mean")
+    for part in ("0/3", "4/3", "3", "a/b"):
+        with pytest.raises(TrainingError, match="expected the number of a job"):
+            extract(**shared, part=part)
+
+
+@pytest.mark.slow
+def test_jobs_that_start_at_once_begin_one_folder(model: Path, images: Path, tmp_path: Path) -> None:
+    options = {"model": model, "dataset": images, "output_dir": tmp_path / "out", "shard_size": 2}
+    jobs = [start("extract_features", PYTHON, **options, part=f"{number}/3") for number in (1, 2, 3)]
+    outputs = [finish(job) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0, 0], outputs
+    assert json.loads((tmp_path / "out" / MANIFEST).read_text())["images"] == IMAGES
+    assert list(table_of(tmp_path / "out")["row"]) == list(range(IMAGES))
+
+
 @pytest.mark.slow(quick=["streamed"])
 @pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
 def test_a_complete_run_that_lost_any_shards_gets_them_back(
@@ -359,7 +393,7 @@ def test_any_number_of_threads_reads_the_same(
     for threads in (1, 2, 5):
         with_threads(monkeypatch, threads)
         opened_by: set[int] = set()
-        monkeypatch.setattr(bulk_inference, "open_stored", opening_together(threads, opened_by))
+        monkeypatch.setattr(batches, "open_stored", opening_together(threads, opened_by))
         out = tmp_path / f"out of {threads}"
         manifests[threads] = extract(**options, output_dir=str(out), corrupted="skip")
         assert len(opened_by) >= threads
@@ -441,7 +475,7 @@ def test_threads_end_with_their_batch_and_on_an_interrupt(images: Path, monkeypa
         time.sleep(0.2)
         return image
 
-    monkeypatch.setattr(bulk_inference, "decode_image", interrupted)
+    monkeypatch.setattr(batches, "decode_image", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(Parts(rows, PROCESSORS["plain-vit"], IMAGES, IMAGES, [Shard(0, 0)]))
     assert len(begun) < IMAGES  # the rest of the batch is abandoned
@@ -451,7 +485,7 @@ def test_threads_end_with_their_batch_and_on_an_interrupt(images: Path, monkeypa
 def test_a_thread_in_whose_start_an_interrupt_came_ends_too(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_threads(monkeypatch, 3)
     rows = [{"image": {"path": str(file), "bytes": None}} for file in sorted(images.glob("*.png"))]
-    start, decode = threading.Thread.start, bulk_inference.decode_image
+    start, decode = threading.Thread.start, batches.decode_image
 
     def interrupted(thread: threading.Thread) -> None:
         start(thread)
@@ -463,7 +497,7 @@ def test_a_thread_in_whose_start_an_interrupt_came_ends_too(images: Path, monkey
         return decode(image)
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    monkeypatch.setattr(bulk_inference, "decode_image", slow)
+    monkeypatch.setattr(batches, "decode_image", slow)
     with pytest.raises(KeyboardInterrupt):
         list(Parts(rows, PROCESSORS["plain-vit"], IMAGES, IMAGES, [Shard(0, 0)]))
     assert not reading_threads()

@@ -18,6 +18,7 @@ from ...system.extras import needs
 from .inputs import model_inputs
 
 with needs("plain-vit[train]"):
+    import fsspec
     from accelerate import Accelerator
     from datasets import Dataset, Image
 
@@ -52,7 +53,12 @@ def stored_bytes(stored: dict[str, Any] | None) -> bytes:
     if stored is None:
         raise ValueError("there is none")
     content: bytes | None = stored["bytes"]
-    return content if content is not None else Path(stored["path"]).read_bytes()
+    if content is not None:
+        return content
+    if "://" not in stored["path"]:
+        return Path(stored["path"]).read_bytes()
+    with fsspec.open(stored["path"]) as file:
+        return bytes(file.read())
 
 
 def decode_image(image: PIL.Image.Image) -> PIL.Image.Image:
