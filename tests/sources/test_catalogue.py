@@ -255,7 +255,7 @@ def test_weights_of_torchvision_are_downloaded_once_and_checked(
     name = "torchvision:vit_b_32.IMAGENET1K_V1"
     monkeypatch.setitem(FORMATS["torchvision"].models, name.partition(":")[2], {"file": file})
     hub.add_repository("models/vit", files={f"{file}.pth": content, "vit_b_32-00000000.pth": content})
-    monkeypatch.setattr(downloads, "ADDRESS", f"{hub.url}/models/vit/resolve/main/")
+    monkeypatch.setattr(downloads, "address", lambda: f"{hub.url}/models/vit/resolve/main")
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "torch"))
     for _ in range(2):
         model = plain_vit.create_model(name, pretrained=True)

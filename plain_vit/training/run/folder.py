@@ -351,9 +351,8 @@ class RunFolder:
 def _tag(name: str) -> str:
     """Return the tag of a logged value in trackers; values of no split, such as the learning rate, are of training."""
     split, _, value = name.partition("_")
-    return {"train": f"train/{value}", "validation": f"eval/{value}", "test": f"eval/{value}"}.get(
-        split, f"train/{name}"
-    )
+    group = {"train": "train", "validation": "eval", "test": "test"}.get(split)
+    return f"train/{name}" if group is None else f"{group}/{value}"
 
 
 def changed_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], *, free: Container[str] = ()) -> str:
