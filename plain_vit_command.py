@@ -22,6 +22,8 @@ from typing import Any
 PREFIXES = ("timm", "torchvision", "open_clip", "hf", "plain_vit")  # of the names of models
 FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "open_clip", "google")
 ENGINES = ("onnx", "openvino")
+FOLDERS = ("timm", "transformers", *ENGINES)  # whose exports are folders
+OTHER_FILES = (".onnx", ".xml", ".html", ".png", ".json", ".csv", ".parquet")  # with which no folder may be named
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 FEATURES = ("pooled", "cls", "mean", "cls_mean", "patches")
 MAPS = ("pca", "umap")
@@ -45,6 +47,14 @@ def size(text: str) -> int | tuple[int, int]:
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise ValueError(text)
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def count(text: str) -> int:
+    """Parse a number from 1."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
 
 
 def share(text: str) -> float:
@@ -138,6 +148,8 @@ OF_CHECKPOINT = {
     ]
 }  # fmt: skip
 
+JSON = argument("--output-format", "how the result is printed", choices=("text", "json"), default="text")
+CSV = argument("--output-format", "how the result is printed", choices=("text", "json", "csv"), default="text")
 SOURCE = argument("source", "file, folder, Hub id or name", type=source)
 FORCE = flag("--force", "replace OUT; a folder with other files is renamed and kept")
 IMAGES = argument("images", "image files", nargs="+", metavar="IMAGE", type=image)
@@ -157,7 +169,7 @@ COMMANDS = {
     "inspect": Command(
         "report the format and config of a checkpoint, what was inferred and what is missing",
         "vit.pt --num-attention-heads 12",
-        [SOURCE],
+        [SOURCE, JSON],
         OF_CHECKPOINT,
     ),
     "convert": Command(
@@ -170,6 +182,7 @@ COMMANDS = {
             FORCE,
             argument("--push", "upload the folder to this Hub repository (user/name)", metavar="REPO"),
             flag("--private", "make that repository private"),
+            JSON,
         ],
         OF_CHECKPOINT,
     ),
@@ -181,6 +194,7 @@ COMMANDS = {
             argument("b", "file, folder, Hub id or name", type=source),
             argument("--tolerance", "largest difference that passes, relative to the largest value of its stage "
                      "(default: 1e-5)", type=share, metavar="NUMBER"),
+            CSV,
         ],
         OF_CHECKPOINT,
     ),
@@ -189,12 +203,13 @@ COMMANDS = {
         "vit-b-16 timm-folder --to timm",
         [
             SOURCE,
-            argument("out", f"new or empty folder for {', '.join(('timm', 'transformers', *ENGINES))}; new file for "
+            argument("out", f"new or empty folder for {', '.join(FOLDERS)}; new file for "
                      "the others", type=Path),
             argument("--to", "the package or the engine", required=True, choices=(*FORMATS, *ENGINES)),
             argument("--to-layout", "one of that format's layouts (default: the current one)"),
             flag("--no-image-processor", "write only the model"),
             FORCE,
+            JSON,
         ],
         {f"engines ({', '.join(ENGINES)})": ENGINE_ROWS, **OF_CHECKPOINT},
     ),
@@ -204,9 +219,8 @@ COMMANDS = {
         [
             IMAGES,
             MODEL,
-            argument("--top", "classes of each image", type=int, default=5),
-            flag("--json", "print JSON instead of a table"),
-            flag("--csv", "print CSV instead of a table"),
+            argument("--top", "classes of each image", type=count, default=5),
+            CSV,
         ],
         OF_CHECKPOINT,
     ),
@@ -289,6 +303,7 @@ COMMANDS = {
                  "the names of their files"),
             argument("--exclude", "do not upload these files", nargs="+", default=[], metavar="PATTERN"),
             argument("--message", "commit message", default="Upload model"),
+            JSON,
         ],
     ),
     "list": Command(
@@ -299,9 +314,10 @@ COMMANDS = {
             argument("--source", "only models of this package, hf (in the documentation of transformers) or plain_vit",
                      choices=PREFIXES),
             flag("--pretrained", "print the names of published weights, instead of models"),
+            JSON,
         ],
     ),
-    "env": Command("print installed versions and hardware, for bug reports", ""),
+    "env": Command("print installed versions and hardware, for bug reports", "", [JSON]),
     "examples": Command(
         "write the example scripts, images and small trained checkpoint that come with the package",
         "my-examples",
@@ -369,20 +385,61 @@ def version() -> str:
 
 
 def prepare(options: Namespace) -> None:
-    """Refuse paths among the arguments that do not exist, and import torch if the command needs it."""
+    """Refuse arguments that are wrong whatever is in the files, and import torch if the command needs it."""
     from plain_vit.conversion.catalogue import named_by
     from plain_vit.errors import DataError
     from plain_vit.files.kinds import path_of
 
+    refuse_contradictions(options)
     for name, settings in COMMANDS[options.command].arguments:
-        given = getattr(options, name.removeprefix("--").replace("-", "_"))
+        given = value_in(options, name)
         for value in given if isinstance(given, list) else [given] * (given is not None):
             if settings.get("type") is source and named_by(value) is None:
                 path_of(value)
             elif settings.get("type") is image and not os.path.lexists(value):
                 raise DataError(f"{value} does not exist: expected an image file")
+    refuse_output_name(options)
     if options.command not in NO_TORCH:
         whole_package()
+
+
+def value_in(options: Namespace, name: str) -> Any:
+    """Return the value of an argument by its name in the table."""
+    return getattr(options, name.removeprefix("--").replace("-", "_"))
+
+
+def refuse_contradictions(options: Namespace) -> None:
+    """Exit with code 2 because of options that need another one."""
+
+    def given(*names: str) -> str | None:
+        return next((name for name in names if value_in(options, name) is not None), None)
+
+    if options.command == "convert" and given("out", "--push") is None:
+        options.refuse("give an output: OUT, or --push REPO")
+    if options.command == "export" and options.to not in ENGINES and (name := given(*dict(ENGINE_ROWS))):
+        options.refuse(f"{name} is for --to {' and '.join(ENGINES)}")
+    of_dataset = "--dataset-subset", "--split", "--image-column"
+    if options.command == "browse" and options.dataset is None and (name := given(*of_dataset)):
+        options.refuse(f"{name} is of a dataset: give --dataset too")
+
+
+def refuse_output_name(options: Namespace) -> None:
+    """Refuse an output folder named like a file, and features named like another kind of file.
+
+    Raises:
+        OutputError: The output has such a name.
+    """
+    from plain_vit.errors import OutputError
+    from plain_vit.files.kinds import WEIGHTS
+
+    out, command = getattr(options, "out", None), options.command
+    suffix = "" if out is None else out.suffix.lower()
+    if command == "embed" and suffix != ".parquet":
+        raise OutputError(f"{out} is not the name of a parquet file, as features are written: end it in .parquet")
+    is_file = command == "embed" or (command == "export" and options.to not in FOLDERS)
+    if suffix in (*WEIGHTS, *OTHER_FILES) and not is_file:
+        what = f"what {options.to} opens" if command == "export" else f"what {command} writes"
+        raise OutputError(f"{out} ends in {suffix!r} like a file, but {what} is a folder: give a name without it")
 
 
 def start_script(command: str, words: list[str]) -> int:

@@ -11,7 +11,7 @@ import shutil
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -23,7 +23,6 @@ from .errors import (
     CheckpointError,
     DataError,
     ExportError,
-    OutputError,
     OutputExistsError,
     PlainViTError,
     UnsafeFileError,
@@ -33,10 +32,6 @@ from .errors import (
     printable,
     told,
 )
-from .files.kinds import WEIGHTS
-
-# Suffixes of files (weights, graphs, pages, tables), with which no folder may be named.
-FILES = (*WEIGHTS, ".onnx", ".xml", ".html", ".png", ".json", ".csv", ".parquet")
 
 BATCH = 8  # images in a forward pass over a few files
 
@@ -55,7 +50,6 @@ def run(options: argparse.Namespace, prepare: Callable[[], object]) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
             prepare()
-            refuse_output_name(options)
             COMMANDS[options.command](options)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader closed the pipe, as `| head` does
@@ -78,30 +72,42 @@ def described_source(options: argparse.Namespace) -> str | None:
     return next((str(getattr(options, name)) for name in ("source", "a", "model") if name in options), None)
 
 
-def refuse_output_name(options: argparse.Namespace) -> None:
-    """Refuse an output folder named like a file, and features named like another kind of file.
-
-    Raises:
-        OutputError: The output has such a name.
-    """
-    out = getattr(options, "out", None)
-    if out is None or options.command == "examples":
-        return
-    from .conversion.registry import format_named
-    from .inference.engines import ENGINES
-
-    suffix, is_exported = out.suffix.lower(), options.command == "export"
-    if options.command == "embed":
-        if suffix != ".parquet":
-            raise OutputError(f"{out} is not the name of a parquet file, as features are written: end it in .parquet")
-    elif suffix in FILES and not (is_exported and options.to not in ENGINES and format_named(options.to).suffixes):
-        what = f"what {options.to} opens" if is_exported else f"what {options.command} writes"
-        raise OutputError(f"{out} ends in {suffix!r} like a file, but {what} is a folder: give a name without it")
-
-
 def say(what: object) -> None:
     """Print a result, escaping names from untrusted files."""
     print(printable(str(what)))
+
+
+def tell(
+    options: argparse.Namespace,
+    result: Any,
+    lines: Sequence[object] | None = None,
+    rows: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Print a result as `--output-format` asks for.
+
+    Args:
+        options: The options of the command.
+        result: What JSON shows; numbers that are not finite become null.
+        lines: What a person reads (default: the result).
+        rows: What CSV shows, for commands that have it.
+    """
+    from .files.csv import csv_table
+
+    if options.output_format == "json":
+        known = json.loads(json.dumps(result, default=_plain), parse_constant=lambda number: None)
+        print(json.dumps(known, indent=2))
+    elif options.output_format == "csv":
+        print(csv_table(rows[0], [row.values() for row in rows]) if rows else "", end="")
+    else:
+        for line in [result] if lines is None else lines:
+            say(line)
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has no form for: a config, a result, or a mapping that is no dict."""
+    if hasattr(value, "to_json_string"):
+        return json.loads(value.to_json_string(use_diff=False))
+    return dict(value) if isinstance(value, Mapping) else vars(value)
 
 
 def show_warning(message: Warning | str, *where: Any, **others: Any) -> None:
@@ -113,7 +119,8 @@ def inspect(options: argparse.Namespace) -> None:
     """Print the report of a checkpoint."""
     from .conversion import from_checkpoint
 
-    say(from_checkpoint(options.source, **hints_of(options)).report)
+    report = from_checkpoint(options.source, **hints_of(options)).report
+    tell(options, {**vars(report), "unproven": report.unproven}, [report])
 
 
 def convert(options: argparse.Namespace) -> None:
@@ -124,10 +131,9 @@ def convert(options: argparse.Namespace) -> None:
     from .hub.card import facts_of_conversion, source_folder, write_card
     from .hub.licenses import copy_license_files
 
-    if options.out is None and options.push is None:
-        options.refuse("give an output: OUT, or --push REPO")
     if options.push is not None:
         check_repository(options.push)
+    shown = say if options.output_format == "text" else str  # JSON is one object, at the end
     sources = [options.source] if Path(options.source).exists() else []
     with ExitStack() as temporary:
         out = options.out
@@ -140,11 +146,16 @@ def convert(options: argparse.Namespace) -> None:
             if (read := source_folder(converted.report, options.revision)) is not None:
                 copy_license_files(read, folder)
             write_card(folder, facts_of_conversion(converted.report, out.name, options.revision))
-            say(converted.report)
+            shown(converted.report)
+        result = {**vars(converted.report), "unproven": converted.report.unproven}
         if options.out is not None:
-            say(f"written: {out}")
+            result["written"] = str(out)
+            shown(f"written: {out}")
         if options.push is not None:
-            say(push_folder(out, options.push, private=options.private))
+            result["push"] = push_folder(out, options.push, private=options.private)
+            shown(result["push"])
+    if options.output_format == "json":
+        tell(options, result)
 
 
 def verify(options: argparse.Namespace) -> None:
@@ -166,23 +177,31 @@ def verify(options: argparse.Namespace) -> None:
     if (needed := max(map(memory_of_probing, configs))) > (free := psutil.virtual_memory().available):
         raise UnsafeFileError(f"the comparison needs {in_bytes(needed)} of memory, but only {in_bytes(free)} are free")
     differences = compare_models(opened[0].model, opened[1].model, probe_images(configs[0]))
-    print(f"{'stage':12} {'max |a - b|':>12} {'max |a|':>12} {'relative':>12}")
-    for stage in differences:
-        say(f"{stage.stage:12} {stage.difference:12.2e} {stage.scale:12.2e} {stage.relative:12.2e}")
     tolerance = TOLERANCE if options.tolerance is None else options.tolerance
-    if beyond := [stage for stage in differences if not stage.relative <= tolerance]:  # NaN is beyond it too
+    beyond = [stage for stage in differences if not stage.relative <= tolerance]  # NaN is beyond it too
+    lines, unproven = [f"{'stage':12} {'max |a - b|':>12} {'max |a|':>12} {'relative':>12}"], dict[str, list[str]]()
+    for each in differences:
+        lines.append(f"{each.stage:12} {each.difference:12.2e} {each.scale:12.2e} {each.relative:12.2e}")
+    others = list[str]()
+    if not beyond:
+        lines.append(f"equal: no stage differs by more than {tolerance:.0e} of its largest value")
+        if others := unseen_differences(*(Described(one.report.config, one.image_processor) for one in opened)):
+            lines += ["differences without effect on these images:", *(f"  {line}" for line in others)]
+        for name, one in zip(names, opened, strict=True):
+            if given := one.report.unproven_lines():
+                unproven[name] = given
+                lines.append(f"not proven, because the tensors of {name} do not show it:")
+                lines += [f"  {line}" for line in given]
+    stages = [{**vars(each), "relative": each.relative} for each in differences]
+    verdict = {"equal": not beyond, "tolerance": tolerance, "without_effect": others, "unproven": unproven}
+    tell(options, {**verdict, "stages": stages}, lines, stages)
+    if beyond:
         first, (a_dtype, b_dtype) = beyond[0], (each.model.dtype for each in opened)
         dtypes = "" if a_dtype == b_dtype else f" (the dtypes differ, {a_dtype} and {b_dtype})"
         raise VerificationError(
             f"they differ: {first.stage} by {first.relative:.1e} of its largest value, where {tolerance:.0e} is allowed"
             f"{dtypes}; --tolerance allows more"
         )
-    say(f"equal: no stage differs by more than {tolerance:.0e} of its largest value")
-    if others := unseen_differences(*(Described(each.report.config, each.image_processor) for each in opened)):
-        say("\n".join(["differences without effect on these images:", *(f"  {line}" for line in others)]))
-    for name, each in zip(names, opened, strict=True):
-        if lines := [f"  {line}" for line in each.report.unproven_lines()]:
-            say("\n".join([f"not proven, because the tensors of {name} do not show it:", *lines]))
 
 
 def export(options: argparse.Namespace) -> None:
@@ -194,8 +213,6 @@ def export(options: argparse.Namespace) -> None:
 
     names = [field.name for field in fields(EngineOptions)]
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if given and options.to not in ENGINES:
-        options.refuse(f"--{next(iter(given)).replace('_', '-')} is for --to {' and '.join(ENGINES)}")
     parts: list[str] = options.drop or []
     if options.to in ENGINES and (options.to_layout is not None or parts):
         raise ExportError(f"{options.to} is an engine, which has no layouts and stores no tensor that no output needs")
@@ -208,11 +225,12 @@ def export(options: argparse.Namespace) -> None:
         "sources": [options.source] if Path(options.source).exists() else [],
     }
     if options.to in ENGINES:
-        say(to_engine(converted.model, options.out, engine=options.to, options=engine_options, **shared))
+        tell(options, to_engine(converted.model, options.out, engine=options.to, options=engine_options, **shared))
     else:
         drop = [part for part in parts if part != HEAD]
         layout = options.to_layout
-        say(to_checkpoint(converted.model, options.out, format=options.to, layout=layout, drop=drop, **shared))
+        export = to_checkpoint(converted.model, options.out, format=options.to, layout=layout, drop=drop, **shared)
+        tell(options, export)
 
 
 def push(options: argparse.Namespace) -> None:
@@ -220,7 +238,7 @@ def push(options: argparse.Namespace) -> None:
     from .hub import push_folder
 
     names = ("private", "revision", "dry_run", "include", "exclude", "include_report", "message")
-    say(push_folder(options.folder, options.repo, **{name: getattr(options, name) for name in names}))
+    tell(options, push_folder(options.folder, options.repo, **{name: getattr(options, name) for name in names}))
 
 
 def show(options: argparse.Namespace) -> None:
@@ -242,29 +260,19 @@ def show(options: argparse.Namespace) -> None:
 
 def predict(options: argparse.Namespace) -> None:
     """Print the likeliest classes or labels of images, or the values of a regression."""
-    from .files.csv import csv_table
     from .inference import Predictor
 
-    if options.top < 1:
-        options.refuse(f"--top is {options.top}: give at least 1")
     table, broken = table_of_files(Predictor, options, top=options.top)
     many, one, form = ("values", "value", "12.5g") if "values" in table.column_names else (
         "probabilities", "probability", "7.2%")  # fmt: skip
     images = table.select(["path", "labels", many]).to_pylist()
-    if options.json:
-        print(json.dumps(images, indent=2))
-    elif options.csv:
-        rows = [
-            (image["path"], rank, *each)
-            for image in images
-            for rank, each in enumerate(zip(image["labels"], image[many], strict=True), start=1)
-        ]
-        print(csv_table(("path", "rank", "label", one), rows), end="")
-    else:
-        for image in images:
-            say(image["path"])
-            for label, score in zip(image["labels"], image[many], strict=True):
-                say(f"  {score:{form}}  {label}")
+    lines, rows = [], []
+    for image in images:
+        lines.append(image["path"])
+        for rank, (label, score) in enumerate(zip(image["labels"], image[many], strict=True), start=1):
+            lines.append(f"  {score:{form}}  {label}")
+            rows.append({"path": image["path"], "rank": rank, "label": label, one: score})
+    tell(options, images, lines, rows)
     refuse_broken(broken)
 
 
@@ -286,8 +294,6 @@ def browse(options: argparse.Namespace) -> None:
     from .browse import DatasetOptions, write_page
 
     where = {name: getattr(options, name) for name in ("dataset_subset", "split", "image_column")}
-    if options.dataset is None and any(where.values()):
-        options.refuse(f"--{next(filter(where.get, where)).replace('_', '-')} is of a dataset: give --dataset too")
     names = ("column", "label_column", "predictions", "labels_by")
     page = write_page(
         options.features,
@@ -341,15 +347,15 @@ def list_names(options: argparse.Namespace) -> None:
     found = list_models(options.pattern, options.source, options.pretrained)
     if not found:
         raise CheckpointError(f"no name is like {options.pattern!r}{suggestion(options.pattern)}")
-    print("\n".join(found))
+    tell(options, found, found)
 
 
 def env(options: argparse.Namespace) -> None:
     """Print versions and hardware for a bug report."""
     from .system.environment import describe_environment
 
-    for name, value in describe_environment().items():
-        say(f"{name + ':':18} {value}")
+    found = describe_environment()
+    tell(options, found, [f"{name + ':':18} {value}" for name, value in found.items()])
 
 
 def examples(options: argparse.Namespace) -> None:

@@ -36,9 +36,10 @@ from transformers import AutoConfig
 from transformers.image_utils import load_image
 
 from plain_vit import PlainViTImageProcessor
-from plain_vit.errors import CheckpointError, PlainViTError, printable
+from plain_vit.errors import CheckpointError, PlainViTError, printable, told
 from plain_vit.image_processing_plain_vit import DEEP_MODES
 from plain_vit.scores import scores as scores_of
+from plain_vit.system.command_line import Parser
 from plain_vit.system.extras import needs
 
 with needs("plain-vit[serve]", script=__name__ == "__main__"):
@@ -544,9 +545,9 @@ def build_app(classifier: Classifier, limits: Limits, docs: bool = False) -> Fas
     return app
 
 
-def read_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """Return the parser and the command-line arguments, including the limits as one object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def read_arguments() -> argparse.Namespace:
+    """Return the command-line arguments, including the limits as one object."""
+    parser = Parser(None, __doc__)
     parser.add_argument("folder", type=Path, help="folder that `plain-vit export --to onnx` wrote")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others see only this machine's")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
@@ -554,17 +555,17 @@ def read_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--docs", action="store_true", help="serve /docs, /redoc and /openapi.json too")
     for one in fields(Limits):
         name, kind = f"--{one.name.replace('_', '-')}", type(one.default)
-        parser.add_argument(name, type=kind, default=one.default, help=f"{one.metadata['help']} ({one.default})")
-    arguments = parser.parse_args()
+        parser.add_argument(name, type=kind, default=one.default, help=one.metadata["help"])
+    arguments = parser.read(sys.argv[1:])
     try:
         arguments.limits = Limits(**{one.name: getattr(arguments, one.name) for one in fields(Limits)})
     except ValueError as error:
         parser.error(str(error))
-    return parser, arguments
+    return arguments
 
 
 def main() -> None:
-    parser, arguments = read_arguments()
+    arguments = read_arguments()
     limits: Limits = arguments.limits
     torch.set_num_threads(1)  # images are preprocessed in parallel, each in its own thread
     Image.MAX_IMAGE_PIXELS = None  # `max_pixels` replaces it
@@ -572,7 +573,8 @@ def main() -> None:
     try:
         classifier = Classifier(arguments.folder, arguments.threads)
     except PlainViTError as error:
-        parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
+        print(told(error), file=sys.stderr)
+        sys.exit(error.exit_code)
     uvicorn.run(
         build_app(classifier, limits, arguments.docs),
         host=arguments.host,

@@ -15,7 +15,7 @@ ELSEWHERE = {
     "--label-smoothing": "smoothing", "--learning-rate": "lr", "--max-grad-norm": "clip-grad",
     "--mixed-precision": "amp bf16 fp16", "--model": "model-name-or-path pretrained", "--num-attention-heads": "heads",
     "--num-workers": "workers dataloader-num-workers", "--optimizer": "opt optim", "--output-dir": "output out",
-    "--random-erasing": "reprob", "--report-to": "tracker trackers log-with log-wandb",
+    "--output-format": "json csv as", "--random-erasing": "reprob", "--report-to": "tracker log-with log-wandb",
     "--schedule": "sched lr-scheduler-type", "--steps": "max-steps max-train-steps", "--weight-decay": "wd",
 }  # fmt: skip
 
@@ -65,8 +65,10 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             names = list(map(str, action.choices))
-            meant = did_you_mean(str(value), names) or f": expected one of {', '.join(names)}"
-            raise argparse.ArgumentError(action, f"there is no {str(value)!r}{meant}")
+            of_others = [one for one, other in self._option_string_actions.items() if value in (other.choices or ())]
+            meant = f"; did you mean '{of_others[0]} {value}'?" if of_others else did_you_mean(str(value), names)
+            said = f"there is no {str(value)!r}{meant or ': expected one of ' + ', '.join(names)}"
+            raise argparse.ArgumentError(action, said)
 
     def error(self, message: str) -> NoReturn:
         """Exit with a message, the arguments that are needed, and where the others are described."""

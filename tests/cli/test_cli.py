@@ -3,6 +3,7 @@
 import argparse
 import getpass
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -44,7 +45,7 @@ from plain_vit.errors import (
 from plain_vit.training.arguments import SCRIPTS as SCRIPT_OPTIONS
 from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data.glyphs import CHARACTERS
-from plain_vit_command import COMMANDS, FORMATS, HINTS, PREFIXES, SCRIPTS, main, parser_of
+from plain_vit_command import COMMANDS, ENGINES, FOLDERS, FORMATS, HINTS, PREFIXES, SCRIPTS, main, parser_of
 from tests.conftest import randomize_
 from tests.hub.endpoint import HubEndpoint
 from tests.sizes import few
@@ -187,6 +188,30 @@ def test_verify_says_that_two_are_equal_and_what_that_does_not_prove(
     assert main(converted) == 0
     _, _, verdict = capsys.readouterr().out.partition("equal: no stage differs by more than 1e-05")
     assert "num_attention_heads = 3, given by the caller" in verdict or "num_attention_heads = 3, from" in verdict
+
+
+def test_results_are_printed_as_json_and_tables_as_csv(
+    checkpoint: Path, converted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    def printed(*words: str) -> str:
+        assert main(list(words)) == 0
+        return capsys.readouterr().out
+
+    out, json_wanted = str(tmp_path / "again"), ("--output-format", "json")
+    for words in (["inspect", str(checkpoint)], ["convert", str(checkpoint), out, "--no-verify"]):
+        report = json.loads(printed(*words, *SAID, *json_wanted))
+        assert (report["format"], report["used"], report["config"]["patch_size"]) == ("vit_pytorch", 34, [5, 7])
+        assert {"field": "num_attention_heads", "value": 3, "source": "the caller"} in report["unproven"]
+        assert report.get("written") == (out if words[0] == "convert" else None)
+    verdict = json.loads(printed(*converted, *json_wanted))
+    assert verdict["equal"]
+    assert [stage["stage"] for stage in verdict["stages"]][-1] == "logits"
+    head, *rows = printed(*converted, "--output-format", "csv").splitlines()
+    assert head == "stage,difference,scale,relative"
+    assert len(rows) == len(verdict["stages"])
+    exported = json.loads(printed("export", out, str(tmp_path / "back.pt"), "--to", "vit_pytorch", *json_wanted))
+    assert (exported["format"], exported["path"]) == ("vit_pytorch", str(tmp_path / "back.pt"))
+    assert json.loads(printed("env", *json_wanted))["torch"] == torch.__version__
 
 
 def saved(folder: Path, fields: dict[str, Any], pixels: dict[str, Any]) -> Path:
@@ -391,6 +416,8 @@ WORDS = [
     ("convert vit.pt out more", 2, "unexpected: more", 3),
     ("convert vit.pt out --num-heads 3", 2, "no option --num-heads; did you mean .*'--num-attention-heads'?", 3),
     ("inspect vit.pt --format tim", 2, "argument --format: there is no 'tim'; did you mean 'timm'?", 3),
+    ("inspect vit.pt --format json", 2, "there is no 'json'; did you mean '--output-format json'?", 3),
+    ("env --json", 2, "there is no option --json; did you mean '--output-format'?", 3),
     ("inspect vit.pt --num-attention-heads x", 2, "argument --num-attention-heads: invalid int value: 'x'", 3),
     ("inspect not-there.pt", 3, "CheckpointError: not-there.pt does not exist: expected a checkpoint file", 1),
     ("inspect user/name.pt", 3, "CheckpointError: user/name.pt does not exist", 1),
@@ -403,6 +430,11 @@ WORDS = [
     ("convert empty.pt out", 3, "CheckpointError: empty.pt is empty", 1),
     ("show not-there.jpg --model folder --out page", 13, "DataError: not-there.jpg does not exist", 1),
     ("predict bad.bin --model noise.npz", 3, "CheckpointError: noise.npz begins with ", 1),
+    ("convert folder", 2, "give an output: OUT, or --push REPO", 3),
+    ("convert folder out.safetensors", 10, "OutputError: out.safetensors ends in '.safetensors' like a file", 1),
+    ("export folder out --to timm --precision int8", 2, "--precision is for --to onnx and openvino", 3),
+    ("browse features --split test --out page", 2, "--split is of a dataset: give --dataset too", 3),
+    ("predict bad.bin --model folder --top 0", 2, "argument --top: invalid count value: '0'", 3),
     ("finetune --model m", 2, "required: --dataset, --output-dir", 3),
     ("finetune RUN --tracker wandb", 2, "no option --tracker; did you mean '--report-to'?", 3),
     ("finetune RUN --lerning_rate 1", 2, "no option --lerning-rate; did you mean '--learning-rate'", 3),
@@ -480,6 +512,7 @@ def test_the_options_are_the_hints_and_the_formats_those_of_the_registry() -> No
     assert HINTS.keys() == {*ARGUMENTS, "format", "revision"} - {"id2label"}  # the last is --labels FILE
     assert {*FORMATS} == REGISTRY.keys()
     assert PREFIXES == catalogue.PREFIXES
+    assert {*FOLDERS} == {*ENGINES, *(name for name, format in REGISTRY.items() if not format.suffixes)}
 
 
 @pytest.mark.slow(quick=["plain_vit"])

@@ -208,7 +208,7 @@ def test_predicted_numbers_are_those_of_the_pipeline_in_the_model_s_order(
         assert labels == names
         assert np.allclose(values, [of_image[name] for name in names], rtol=0, atol=TOLERANCE)
     capsys.readouterr()
-    assert main(["predict", files[0], "--model", str(model), "--csv"]) == 0
+    assert main(["predict", files[0], "--model", str(model), "--output-format", "csv"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "path,rank,label,value"
     printed = [float(line.rpartition(",")[2]) for line in lines[1:]]
@@ -773,7 +773,7 @@ def test_the_command_predicts_and_embeds_files_like_the_scripts(
     predict(model=str(model), dataset=str(images), output_dir=str(tmp_path / "predictions"), top=2)
     extract(model=str(model), dataset=str(images), output_dir=str(tmp_path / "features"), feature="cls_mean")
     capsys.readouterr()
-    assert main(["predict", *files, "--model", str(model), "--top", "2", "--json"]) == 0
+    assert main(["predict", *files, "--model", str(model), "--top", "2", "--output-format", "json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     expected = table_of(tmp_path / "predictions")
     assert [each["path"] for each in printed] == files
@@ -795,7 +795,7 @@ def test_the_command_prints_what_can_be_read_and_then_fails(
 ) -> None:
     good, bad, out = str(images / "00.png"), tmp_path / "bad.png", tmp_path / "out.parquet"
     bad.write_bytes(b"not an image")
-    assert main(["predict", good, str(bad), "--model", str(model), "--csv"]) == DataError.exit_code
+    assert main(["predict", good, str(bad), "--model", str(model), "--output-format", "csv"]) == DataError.exit_code
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 1 + 4  # the header, and all 4 classes
     assert "left out, because they cannot be read" in printed.err
@@ -815,7 +815,7 @@ def test_labels_of_strangers_in_csv_act_on_no_terminal_and_in_no_spreadsheet(
     formula = tmp_path / "-1+2.png"
     formula.write_bytes((images / "00.png").read_bytes())
     with contextlib.chdir(tmp_path):
-        assert main(["predict", "./-1+2.png", str(formula), "--model", "model", "--csv"]) == 0
+        assert main(["predict", "./-1+2.png", str(formula), "--model", "model", "--output-format", "csv"]) == 0
     printed = capsys.readouterr().out
     assert all(character.isprintable() or character == "\n" for character in printed)
     rows = list(csv.DictReader(printed.splitlines()))

@@ -177,7 +177,8 @@ def test_pipeline_command_and_graph_answer_as_the_labels_were_trained(
     assert settings["problem_type"] == open_exported(exported).config.problem_type == problem
     for source in (folder, exported):
         capsys.readouterr()
-        assert main(["predict", str(tmp_path / "image.png"), "--model", str(source), "--top", "7", "--json"]) == 0
+        words = ["--model", str(source), "--top", "7", "--output-format", "json"]
+        assert main(["predict", str(tmp_path / "image.png"), *words]) == 0
         (row,) = json.loads(capsys.readouterr().out)
         found = dict(zip(row["labels"], row["values" if problem == "regression" else "probabilities"], strict=True))
         assert found == pytest.approx(expected, abs=1e-5)
