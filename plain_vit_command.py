@@ -477,6 +477,7 @@ def whole_package() -> ModuleType:
     package: Any = sys.modules["plain_vit"]
     if "__version__" in vars(package):
         return package
+    vars(package).pop("__getattr__", None)  # of `light_package`; `__init__` sets its own
     in_main = threading.current_thread() is threading.main_thread()
     if ours := in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave)
