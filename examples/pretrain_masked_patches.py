@@ -48,7 +48,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data.inputs import max_num_patches_of
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Loop, make_schedule, start_run
-    from plain_vit.training.models import checkpoint_hints, open_preset
+    from plain_vit.training.models import checkpoint_hints, has_known_config, open_preset
     from plain_vit.training.optimization import settings_of
     from plain_vit.training.reports.facts import recipe_of
     from plain_vit.training.reports.publishing import publish, training_facts
@@ -141,7 +141,8 @@ def corruption_of(arguments: PretrainArguments) -> Corruption:
 
 def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageModeling, Any]:
     """Build the masked image model, from scratch or from another model's weights, and its image processor."""
-    if PRESET_NAME.fullmatch(arguments.model):
+    fresh = arguments.from_scratch and not arguments.model_hints and has_known_config(arguments.model)
+    if fresh or PRESET_NAME.fullmatch(arguments.model):
         config: Any
         image_processor: Any
         (config, image_processor), body = open_preset(arguments.model), None

@@ -28,7 +28,7 @@ def create_model(name: str, pretrained: bool = False, num_labels: int | None = N
     Args:
         name: As `list_models` lists them, with or without the prefix of the source: "timm:vit_base_patch16_224" or
             "vit_base_patch16_224.augreg_in21k"; a preset such as "vit-base-patch16-224"; or the id of a repository on
-            the Hub. As in timm, a name without a tag has the weights of the default tag.
+            the Hub. A name of timm without a tag has the weights of timm's default tag.
         pretrained: Download the weights, and convert them as `from_checkpoint` does. Otherwise they are drawn by our
             own `initialization`, and only of a repository on the Hub the config is downloaded.
         num_labels: Number of labels (default: those of the source); another number than the source's gets a new

@@ -308,6 +308,12 @@ def open_preset(name: str) -> tuple[PlainViTConfig, Any]:
     return config_named(name), create_image_processor(name)
 
 
+def has_known_config(source: str) -> bool:
+    """Return whether a source is the name of a model whose config is known without its weights."""
+    named = named_by(source)
+    return named is not None and named.prefix != HUB
+
+
 def _open(
     source: str,
     label_names: list[str],
@@ -321,9 +327,8 @@ def _open(
         raise TrainingError(
             f"{source} names an architecture without weights: add --from_scratch, or give a checkpoint."
         )
-    named = named_by(source) if from_scratch and not hints else None
-    if named is not None and named.prefix != HUB:
-        config, processor = open_preset(str(named))
+    if from_scratch and not hints and has_known_config(source):
+        config, processor = open_preset(source)
         return _fresh(PlainViTForImageClassification, config, label_names), processor
     source = str(located(source)[0]) if from_scratch else source
     if from_scratch and not hints and _model_type(source) is not None:

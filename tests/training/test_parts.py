@@ -41,7 +41,7 @@ from plain_vit.training.data.augmentation import (
 from plain_vit.training.data.decoding import ProcessedImages, decode_image
 from plain_vit.training.data.sampling import ShuffledStream, randomness
 from plain_vit.training.metrics import evaluate_classifier, judge_logits
-from plain_vit.training.models import checkpoint_hints, head_of, load_classifier, with_new_head
+from plain_vit.training.models import checkpoint_hints, has_known_config, head_of, load_classifier, with_new_head
 from plain_vit.training.optimization import (
     average_of,
     heights_above_input,
@@ -443,6 +443,8 @@ def test_a_model_by_name_is_opened_as_its_source_is(tmp_path, hub):
     stock.save_pretrained(tmp_path / "saved")
     ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "saved")
     hub.add_repository("alice/vit", files={path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()})
+    assert has_known_config("timm:test_vit")  # pre-training from scratch downloads nothing either
+    assert not has_known_config("hf:alice/vit")
     for scratch in (False, True):
         model, _ = load_classifier("hf:alice/vit", ["a", "b"], from_scratch=scratch)
         assert (type(model), model.config.num_labels) == (ViTForImageClassification, 2)
