@@ -151,11 +151,11 @@ def _word(value: Any) -> Any:
 
 
 def old_names(known: Mapping[str, Any]) -> dict[str, str]:
-    """Return the earlier names that timm still maps to plain architectures."""
+    """Return the earlier names that timm still maps to plain architectures, with the weights that they stood for."""
     from timm.models import _registry
 
-    mapped = {old: str(new).split(".")[0] for old, new in _registry._deprecated_models.items()}
-    return {old: name for old, name in mapped.items() if name in known and old not in known}
+    mapped = {old: str(new) for old, new in _registry._deprecated_models.items()}
+    return {old: name for old, name in mapped.items() if name.partition(".")[0] in known and old not in known}
 
 
 def published_timm_files(known: Mapping[str, Any]) -> dict[str, str]:

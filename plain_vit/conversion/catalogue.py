@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..errors import CheckpointError, did_you_mean
 from ..files.kinds import HUB_ID, WEIGHTS
-from .tables.data_files import models_of
+from .tables.data_files import data_file, models_of
 
 HUB, OURS = "hf", "plain_vit"
 SOURCES = {"timm": "timm", "torchvision": "torchvision", "open_clip": "open_clip", HUB: "transformers"}  # by prefix
@@ -85,7 +85,7 @@ def find(name: str) -> Named:
     Raises:
         CheckpointError: No source, or several, have a model of this name; suggests similar ones.
     """
-    prefix, colon, own = name.partition(":")
+    prefix, colon, own = today(name).partition(":")
     if colon and prefix not in PREFIXES:
         near = did_you_mean(prefix, PREFIXES)
         raise CheckpointError(f"{prefix!r} in {name!r} is no source: expected one of {', '.join(PREFIXES)}{near}")
@@ -109,6 +109,12 @@ def find(name: str) -> Named:
     )
 
 
+def today(name: str) -> str:
+    """Return today's name of a model of timm that timm still maps from an earlier one; other names as they are."""
+    current = data_file("timm/architectures.json")["old_names"].get(name.removeprefix("timm:"))
+    return name if current is None else f"timm:{current}"
+
+
 def suggestion(name: str) -> str:
     """Return a question that suggests the names of all sources nearest to an unknown one; empty if none is near."""
     return did_you_mean(name, [one for prefix in PREFIXES for one in names(prefix)])
@@ -120,10 +126,10 @@ def named_by(source: str | os.PathLike[str]) -> Named | None:
     Raises:
         CheckpointError: The source is none of these, but nearly a name; suggests it.
     """
-    text = os.fspath(source)
-    prefix, path = text.partition(":")[0], os.path.expanduser(text)
-    if os.path.exists(path):
+    if os.path.exists(os.path.expanduser(source)):
         return None
+    text = today(os.fspath(source))
+    prefix = text.partition(":")[0]
     if (prefix in PREFIXES and prefix != text) or PRESET.fullmatch(text):
         return find(text)
     if WORD.fullmatch(text) and not text.endswith(WEIGHTS):

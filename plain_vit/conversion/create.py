@@ -146,11 +146,11 @@ def _described(name: str) -> tuple[PlainViTConfig, Mapping[str, Any], Mapping[st
     if settings.get("model_type") == OURS:
         fields = {key: value for key, value in settings.items() if key != "auto_map"}
         return PlainViTConfig.from_dict(fields), settings, preprocessor, None
-    refuse_settings(settings, FORMATS, named.name)
     with explain_errors(named.name):
         for origin in FORMATS.values():
             if (config := origin.config_of_settings(settings)) is not None:
                 return config, settings, preprocessor, origin
+    refuse_settings(settings, FORMATS, named.name)
     raise UnknownFormatError(
         f"{named.name} has no config.json that describes a model of {', '.join(FORMATS)}: its weights may open, "
         f"from_checkpoint({named.name!r})"

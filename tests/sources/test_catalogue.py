@@ -92,6 +92,7 @@ def test_a_source_of_weights_that_is_nearly_a_name_is_refused_with_the_name(tmp_
     assert located("hf:google/vit-base-patch16-224") == ("google/vit-base-patch16-224", None)
     assert located(f"timm:{TAGGED}") == (f"timm/{TAGGED}", "timm")
     assert located("vit_tiny_patch16_224") == ("timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", "timm")
+    assert located("vit_tiny_patch16_224_in21k") == (f"timm/{TAGGED}", "timm")  # timm's earlier name
     assert located("ViT-B-32-quickgelu.openai") == ("timm/vit_base_patch32_clip_224.openai", "open_clip")
 
 
@@ -300,6 +301,9 @@ def test_a_repository_of_transformers_gives_its_config_without_its_weights(hub: 
     hub.add_repository("alice/nothing", files={"README.md": b"nothing"})
     with pytest.raises(UnknownFormatError, match="bert"):
         plain_vit.create_model("alice/bert")
+    whole = transformers.LlavaConfig(vision_config=transformers.CLIPVisionConfig(hidden_size=96), architectures=["x"])
+    hub.add_repository("alice/llava", files={"config.json": whole.to_json_string().encode()})
+    assert config_named("alice/llava").hidden_size == 96  # of the only encoder in it, as from_checkpoint opens
     hub.add_repository("alice/wrong", files={"config.json": b'{"architecture": "test_vit", "num_classes": "x"}'})
     with pytest.raises(CheckpointError, match="alice/wrong: its settings and the hints describe no model"):
         plain_vit.create_model("alice/wrong")

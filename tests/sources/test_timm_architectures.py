@@ -101,7 +101,8 @@ def test_old_names_are_what_timm_maps_them_to() -> None:
                 mock.patch.object(deit, "build_model_with_cfg", builder), \
                 mock.patch.object(vision_transformer_hybrid, "build_model_with_cfg", builder):  # fmt: skip
             timm.model_entrypoint(old)()
-        assert builder.call_args.args[1] == name
+        assert builder.call_args.args[1] == VISION_TRANSFORMER.entrypoint(old) == name.partition(".")[0]
+        assert name in TIMM.models or name.endswith("_224.sam")  # timm's own slip: its tag is sam_in1k
 
 
 def test_published_files_are_known_by_the_hash_in_their_names() -> None:

@@ -137,13 +137,13 @@ class Constructor(ABC):
 
     @property
     def old_names(self) -> Mapping[str, str]:
-        """Names of earlier releases that timm still maps and that older folders contain."""
+        """Names of earlier releases, which older folders contain, and the weights that timm maps them to."""
         return data_file(self.data_file).get("old_names", {})
 
     def entrypoint(self, architecture: str) -> str:
         """Return the current name, without the tag of published weights, of an architecture."""
         base = architecture.split(".")[0]
-        return self.old_names.get(base, base)
+        return self.old_names.get(base, base).split(".")[0]
 
     def takes_any_size(self, architecture: str, model_args: Mapping[str, Any]) -> bool:
         """Return whether timm's model of an architecture with these arguments takes images of any size."""

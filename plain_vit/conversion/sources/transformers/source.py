@@ -135,7 +135,10 @@ class TransformersFormat(Format):
     heads = ("classifier", "cls_classifier", "distillation_classifier")
 
     def config_of_settings(self, settings: Mapping[str, Any]) -> PlainViTConfig | None:
-        """Return our config of the model that a `config.json` describes."""
+        """Return our config of the model that a `config.json` describes, or of the only encoder in it."""
+        if (outer := _other_type(settings)) is not None:
+            towers = _towers_in(_read_config(CONFIG_MAPPING[outer], settings))
+            return self.config_of_settings(towers[0]) if len(towers) == 1 else None
         if settings.get("model_type") not in MODEL_TYPES or "architecture" in settings:  # of timm's wrapper
             return None
         name, _ = _class_of(settings, {}, Hints())
