@@ -28,6 +28,11 @@ class IntermediateLayers:
             for number in range(self.config.num_hidden_layers)
         ]
 
+    def forward_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Return the normalised tokens (B, L, D) of normalised pixels (B, C, H, W), as in timm."""
+        vit, pixel_values = self.base_model, as_weights(pixel_values, self.base_model)
+        return vit.layernorm(vit.encode(pixel_values, tokens_of(self.config, pixel_values))[0])
+
     def forward_intermediates(
         self,
         pixel_values: torch.Tensor,

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
@@ -346,7 +346,7 @@ class PlainViTPreTrainedModel(IntermediateLayers, TravellingCode, PreTrainedMode
         *model_args: Any,
         config: PreTrainedConfig | str | os.PathLike | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Self:
         """Load as transformers does, but refuse the config or the folder of another model.
 
         With a `key_mapping` from its weight names to ours, the folder may contain any model.
@@ -471,6 +471,7 @@ class PlainViTModel(PlainViTEncoder):
     """
 
     _auto_class = "AutoModel"
+    __call__: Callable[..., BaseModelOutputWithPooling]  # for editors: transformers' decorators hide the type
 
     def __init__(self, config: PlainViTConfig, add_pooling_layer: bool = True):
         super().__init__(config)
@@ -511,10 +512,12 @@ class PlainViTModel(PlainViTEncoder):
         tokens = tokens_of(self.config, pixel_values, pixel_attention_mask, spatial_shapes)
         hidden_states, _ = self.encode(pixel_values, tokens, bool_masked_pos, **kwargs)
         hidden_states = self.layernorm(hidden_states)
-        pooled = None
-        if self.add_pooling_layer:
-            pooled = self.representation(self.pooled_layernorm(self.pooler(*tokens.by_image(hidden_states))))
+        pooled = self.forward_head(*tokens.by_image(hidden_states)) if self.add_pooling_layer else None
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
+
+    def forward_head(self, features: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        """Pool the tokens (B, L, D) of `forward_features`, of which those that are not `valid` (B, L) are padding."""
+        return self.representation(self.pooled_layernorm(self.pooler(features, valid)))
 
 
 class PlainViTForImageClassification(PlainViTPreTrainedModel):
@@ -524,6 +527,7 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
     """
 
     _auto_class = "AutoModelForImageClassification"
+    __call__: Callable[..., ImageClassifierOutput]
 
     def __init__(self, config: PlainViTConfig):
         super().__init__(config)
@@ -601,15 +605,25 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
                 would synchronise).
         """
         shapes = {"pixel_attention_mask": pixel_attention_mask, "spatial_shapes": spatial_shapes}
-        outputs = self.vit(pixel_values, return_dict=True, **shapes, **kwargs)
-        logits = self.classifier(optional(self.dropout, outputs.pooler_output))
-        if self.distillation_classifier is not None:
-            distilled = self.distillation_classifier(optional(self.dropout, outputs.last_hidden_state[:, 1]))
-            logits = (logits + distilled) / 2
+        outputs: Any = self.vit(pixel_values, return_dict=True, **shapes, **kwargs)
+        logits = self._logits(outputs.pooler_output, outputs.last_hidden_state)
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
         return ImageClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+    def forward_head(self, features: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
+        """Pool the tokens (B, L, D) of `forward_features` and return logits, or the pooled features, as in timm."""
+        pooled = self.vit.forward_head(features)
+        if not pre_logits:
+            return self._logits(pooled, features)
+        return pooled if self.distillation_classifier is None else (pooled + features[:, 1]) / 2
+
+    def _logits(self, pooled: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        logits = self.classifier(optional(self.dropout, pooled))
+        if self.distillation_classifier is not None:
+            logits = (logits + self.distillation_classifier(optional(self.dropout, hidden_states[:, 1]))) / 2
+        return logits
 
 
 @dataclass
@@ -636,6 +650,7 @@ class PlainViTForMaskedImageModeling(PlainViTPreTrainedModel):
     """
 
     _auto_class = "AutoModelForMaskedImageModeling"
+    __call__: Callable[..., PlainViTMaskedImageModelingOutput]
 
     def __init__(self, config: PlainViTConfig):
         if not config.use_mask_token:  # such as a classifier's; the caller's config stays unchanged
@@ -665,7 +680,7 @@ class PlainViTForMaskedImageModeling(PlainViTPreTrainedModel):
             TypeError: The pixels or the mask are not tensors.
             ValueError: The pixels or the mask do not fit the model.
         """
-        outputs = self.vit(pixel_values, bool_masked_pos=bool_masked_pos, return_dict=True, **kwargs)
+        outputs: Any = self.vit(pixel_values, bool_masked_pos=bool_masked_pos, return_dict=True, **kwargs)
         features = self.tokens_to_map(outputs.last_hidden_state, *pixel_values.shape[-2:])  # B D h w
         masked = None
         if bool_masked_pos is not None:
@@ -689,6 +704,7 @@ class PlainViTBackbone(BackboneMixin, PlainViTEncoder):
     """
 
     _auto_class = "AutoBackbone"
+    __call__: Callable[..., BackboneOutput]
 
     def __init__(self, config: PlainViTConfig):
         if config.patch_dropout_prob:

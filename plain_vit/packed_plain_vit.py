@@ -85,7 +85,7 @@ class Tokens(ABC):
         """Return the distances of all pairs of tokens; None if no bias depends on them."""
 
     @abstractmethod
-    def by_image(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def by_image(self, hidden_states: torch.Tensor) -> tuple[Any, ...]:
         """Return a pooler's inputs: tokens with one image per row and, for many sizes, which are valid (B, L)."""
 
     def num_readable(self, count: int | None) -> int | None:

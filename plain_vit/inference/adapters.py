@@ -1,5 +1,7 @@
 """Adapters for other tools: logits (captum, pytorch-grad-cam), LoRA target modules (peft)."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -22,7 +24,8 @@ class LogitsOnly(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return the logits (B, num_labels) of normalised pixels (B, C, H, W)."""
-        return self.model(pixel_values).logits
+        outputs: Any = self.model(pixel_values)
+        return outputs.logits
 
 
 def register_lora_targets() -> list[str]:

@@ -1,12 +1,14 @@
 """Tokens of single blocks and new classifiers, by timm's and DINOv2's names and with timm's results."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 import timm
 import torch
 from torch.nn import functional as F
+from transformers import AutoModelForImageClassification
+from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
 
 from plain_vit import PlainViTBackbone, PlainViTForImageClassification, PlainViTForMaskedImageModeling, PlainViTModel
 from plain_vit.conversion import from_module
@@ -60,6 +62,17 @@ def test_intermediates_are_timms(pair: tuple[Any, Any], arguments: dict[str, Any
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         assert_equal(ours.forward_intermediates(images, **arguments), theirs.forward_intermediates(images, **arguments))
+
+
+def test_features_and_head_are_timms(pair: tuple[Any, Any]) -> None:
+    theirs, ours = pair
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        features, expected = ours.forward_features(images), theirs.forward_features(images)
+        assert_equal(features, expected)
+        for pre_logits in (False, True):
+            assert_equal(ours.forward_head(features, pre_logits), theirs.forward_head(expected, pre_logits=pre_logits))
+        assert torch.equal(ours.vit.forward_head(features), ours.vit(images).pooler_output)
 
 
 @pytest.mark.parametrize("n", [1, 2, [0, 2]])
@@ -135,7 +148,7 @@ def test_a_new_classifier_trains_and_is_saved(pooling: str | None, tmp_path: Any
     assert all(parameter.grad is not None for parameter in model.get_classifier().parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.vit.layers.state_dict().items())
     model.save_pretrained(tmp_path)
-    again, info = PlainViTForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    again, info = AutoModelForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
     with torch.no_grad():
         assert torch.equal(again(pixels()).logits, model.eval()(pixels()).logits)
@@ -177,3 +190,15 @@ def test_an_impossible_pooling_leaves_the_model_as_it_is() -> None:
     with pytest.raises(ValueError, match="set use_class_token=True"):
         model.reset_classifier(5, "cls")
     assert (model.config.num_labels, model.config.pooling, model.classifier) == (3, "mean", classifier)
+
+
+def test_editors_know_the_types_of_models_and_outputs(tmp_path: Any) -> None:
+    """`make quality` checks the types, and running them that they are true."""
+    PlainViTForImageClassification(tiny_config()).save_pretrained(tmp_path)
+    model = assert_type(PlainViTForImageClassification.from_pretrained(tmp_path), PlainViTForImageClassification)
+    outputs = assert_type(model(pixels()), ImageClassifierOutput)
+    tokens = assert_type(assert_type(model.vit, PlainViTModel)(pixels()), BaseModelOutputWithPooling)
+    maps = assert_type(PlainViTBackbone.from_pretrained(tmp_path)(pixels()), BackboneOutput)
+    assert [type(each) for each in (outputs, tokens, maps)] == [
+        ImageClassifierOutput, BaseModelOutputWithPooling, BackboneOutput
+    ]  # fmt: skip

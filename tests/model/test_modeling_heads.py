@@ -319,7 +319,7 @@ def test_a_backbone_s_maps_are_the_model_s_hidden_states(name: str) -> None:
 def test_a_backbone_opens_a_classifier_s_folder(tmp_path: Any) -> None:
     classifier = randomized(PlainViTForImageClassification(tiny_config()))
     classifier.save_pretrained(tmp_path)
-    backbone = PlainViTBackbone.from_pretrained(tmp_path, out_features=["stage1", "stage3"])
+    backbone: Any = PlainViTBackbone.from_pretrained(tmp_path, out_features=["stage1", "stage3"])
     first, last = backbone(pixels(2, 40, 28)).feature_maps
     assert first.shape == last.shape == (2, 40, 5, 2)
     tokens = classifier.vit(pixels(2, 40, 28)).last_hidden_state

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -41,9 +41,9 @@ def flat(outputs: Any) -> list[torch.Tensor]:
 def loss_of(model: Any) -> torch.Tensor:
     """Return a loss to minimise."""
     if isinstance(model, PlainViTForImageClassification):
-        return model(pixels(), labels=torch.tensor([3, 6])).loss
+        return cast(torch.Tensor, model(pixels(), labels=torch.tensor([3, 6])).loss)
     if isinstance(model, PlainViTForMaskedImageModeling):
-        return model(pixels(), bool_masked_pos=torch.arange(24).view(2, 12) % 3 == 0).loss
+        return cast(torch.Tensor, model(pixels(), bool_masked_pos=torch.arange(24).view(2, 12) % 3 == 0).loss)
     return flat(model(pixels(), return_dict=False))[0].square().mean()
 
 

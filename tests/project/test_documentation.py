@@ -18,7 +18,13 @@ from tests.sizes import few
 from tools import tabulate_options
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ["reference/model.md", "reference/vit_pytorch.md", "reference/transformers.md", "guide/look_inside.md"]
+PAGES = [
+    "reference/model.md",
+    "reference/vit_pytorch.md",
+    "reference/transformers.md",
+    "guide/look_inside.md",
+    "reference/other_tools.md",
+]
 
 
 def test_every_page_is_in_the_menu_of_the_site() -> None:
@@ -75,7 +81,7 @@ def test_the_tables_of_options_and_fields_are_up_to_date() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", few(PAGES, 2))
+@pytest.mark.parametrize("page", few(PAGES, 3))
 def test_the_blocks_of_a_page_run_one_after_the_other(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,7 +193,7 @@ class MaskedPrediction(nn.Module):
             predicted: Mask of the predicted patches, of shape (B, h, w).
             each: Return both results per image, of shape (B,).
         """
-        output = self.model.vit(seen, bool_masked_pos=hidden, return_dict=True)
+        output: Any = self.model.vit(seen, bool_masked_pos=hidden, return_dict=True)
         features = self.model.tokens_to_map(output.last_hidden_state, *seen.shape[-2:])
         if not each:
             return self._judge(features, pixel_values, predicted)

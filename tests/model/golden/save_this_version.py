@@ -6,6 +6,7 @@ logits (`test_golden.py`). The code saved with the model is in `code-VERSION.zip
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -31,7 +32,7 @@ def main() -> None:
         rope_parameters={"rope_theta": 100.0}, id2label=labels,
         label2id={name: number for number, name in labels.items()},
     )  # fmt: skip
-    model = PlainViTForImageClassification(config)
+    model: Any = PlainViTForImageClassification(config)
     randomize_(model).eval()
     model.save_pretrained(folder)
     PlainViTImageProcessor(size={"height": 12, "width": 24}).save_pretrained(folder)
