@@ -9,10 +9,11 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PosixPath, WindowsPath
+from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -24,11 +25,12 @@ from ..system.extras import needs
 from ..training.arguments import BulkOptions, ImageOptions, keywords
 from ..training.data import load_images
 from ..training.data.decoding import as_files
+from ..training.data.folders import package_of
 from ..training.data.identity import contents_hash, paths_hash
 from ..training.hardware.processes import start_processes
 from ..training.models import checkpoint_hints, configuration_hash, names_of_classes, processor_settings, weights_hash
 from ..training.reports.report import environment
-from ..training.run.folder import as_json, changed_settings, read_json, write_file
+from ..training.run.folder import as_json, changed_settings, read_json
 from ..training.run.progress import Progress
 from .batches import read_batch
 from .callables import BatchCallable, Predictor, open_model, prepared
@@ -59,9 +61,10 @@ class Shard:
     part: int
     number: int
 
-    def file(self, folder: Path) -> Path:
-        """Return the path of the shard's file; sorted names are in the order of the data."""
-        return folder / "data" / f"part-{self.part:06d}-{self.number:06d}.parquet"
+    @property
+    def name(self) -> str:
+        """The name of the shard's file; sorted names are in the order of the data."""
+        return f"part-{self.part:06d}-{self.number:06d}.parquet"
 
 
 class Parts(torch.utils.data.IterableDataset):
@@ -210,15 +213,15 @@ class Run:
 
     def _write(self, manifest: Mapping[str, Any], *, shared: bool) -> None:
         """Write the manifest; with `shared`, another job may write the same at this moment."""
-        with suppress(OutputError) if shared else nullcontext():
-            write_file(self.folder / MANIFEST, as_json(manifest, indent=2) + "\n")
+        with suppress(OutputError) if shared else nullcontext(), written(self.folder / MANIFEST) as new:
+            new.write_text(as_json(manifest, indent=2) + "\n", encoding="utf-8")
 
     def _start(self, accelerator: Accelerator) -> None:
         """Make the folder, or check that it belongs to the same run."""
         file, started = self.folder / MANIFEST, {"complete": False, "settings": self.settings}
         if self.options.part and accelerator.is_main_process:
             until = time.monotonic() + PATIENCE
-            while is_vacant(self.folder) and time.monotonic() < until:
+            while is_free(self.folder) and time.monotonic() < until:
                 self._write(started, shared=True)
                 time.sleep(0.1)
         accelerator.wait_for_everyone()
@@ -231,7 +234,7 @@ class Run:
                 raise OutputExistsError(
                     f"{self.folder} holds the output of this run: add --resume to compute what is missing."
                 )
-        elif not is_vacant(self.folder):
+        elif not is_free(self.folder):
             raise OutputExistsError(f"{self.folder} is not an empty folder: give another one.")
         accelerator.wait_for_everyone()
         if accelerator.is_main_process and not file.is_file():
@@ -240,8 +243,8 @@ class Run:
 
     def _unbegun(self) -> bool:
         """Return whether a part has no shard: the list of files says so, without reading them."""
-        names = {file.name for file in self.folder.glob(SHARDS)}
-        return any(Shard(part, 0).file(self.folder).name not in names for part in range(self._parts))
+        names = {file.name for file in shards_in(self.folder)}
+        return any(Shard(part, 0).name not in names for part in range(self._parts))
 
     def _pending(self, job: int = 0, jobs: int = 1) -> list[Shard]:
         """Return the first unwritten shard of each part of a job, from which on the part is computed.
@@ -249,17 +252,17 @@ class Run:
         Raises:
             OutputExistsError: A shard in the folder does not exist in the data.
         """
-        files = (file for file in self.folder.glob(SHARDS) if jobs == 1 or part_of(file) % jobs == job)
-        written = {file: notes_of(file)["ends_part"] for file in files}
+        files = (file for file in shards_in(self.folder) if jobs == 1 or part_of(file) % jobs == job)
+        found = {file.name: notes_of(file)["ends_part"] for file in files}
         pending = []
         for part in range(self._parts)[job::jobs]:
             shard = Shard(part, 0)
-            while (ends_part := written.pop(shard.file(self.folder), None)) is False:
+            while (ends_part := found.pop(shard.name, None)) is False:
                 shard = Shard(part, shard.number + 1)
             pending += [shard] if ends_part is None else []
-        begun = {shard.file(self.folder).name.rpartition("-")[0] for shard in pending}
-        if others := sorted(file for file in written if file.name.rpartition("-")[0] not in begun):
-            raise _foreign(others[0])
+        begun = {shard.name.rpartition("-")[0] for shard in pending}
+        if others := sorted(name for name in found if name.rpartition("-")[0] not in begun):
+            raise _foreign(self.folder / "data" / others[0])
         return pending
 
     def _compute(self, batches: Iterable[dict[str, Any]], accelerator: Accelerator, bar: Progress) -> None:
@@ -277,13 +280,14 @@ class Run:
             seen = (len(batch["rows"]) + len(batch["broken"])) * accelerator.num_processes
             bar.update(seen if bar.total is None else min(seen, bar.total - bar.done - bar.images))
             if batch["ends"]:
-                write_shard(batch["shard"].file(self.folder), unfinished.pop(batch["shard"]))
+                write_shard(self.folder / "data" / batch["shard"].name, unfinished.pop(batch["shard"]))
 
     def _manifest(self) -> dict[str, Any]:
         """Return the manifest of a complete run, from the metadata of its shards."""
         shards, broken = {}, []
-        for file in sorted(self.folder.glob(SHARDS)):
-            shards[file.name] = parquet.read_metadata(file).num_rows
+        for file in sorted(shards_in(self.folder), key=lambda file: file.name):
+            with file.open("rb") as opened:
+                shards[file.name] = parquet.read_metadata(opened).num_rows
             broken += notes_of(file)["broken"]
         return {
             "complete": True,
@@ -301,7 +305,7 @@ def write_shard(file: Path, batches: Sequence[Mapping[str, Any]]) -> None:
         "ends_part": batches[-1]["ends"] == "part",
         "broken": [broken for batch in batches for broken in batch["broken"]],
     }
-    with staged_file(file, force=True) as new:
+    with written(file) as new:
         parquet.write_table(table_of(batches).replace_schema_metadata({METADATA: json.dumps(notes)}), new)
 
 
@@ -312,9 +316,56 @@ def notes_of(file: Path) -> dict[str, Any]:
         OutputExistsError: plain-vit did not write the file.
     """
     try:
-        return dict(json.loads(parquet.read_schema(file).metadata[METADATA]))
+        with file.open("rb") as opened:
+            return dict(json.loads(parquet.read_schema(opened).metadata[METADATA]))
     except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
         raise _foreign(file) from error
+
+
+# Folders on a disk, and those of a store of objects, whose paths are those of universal-pathlib
+
+
+def folder_of(name: str) -> Path:
+    """Return the path of an output folder, or of a URL such as s3://bucket/features.
+
+    Raises:
+        MissingPackageError: A package for this kind of URL is not installed.
+    """
+    if "://" not in name:
+        return Path(name)
+    with needs("universal-pathlib", package_of(name)):
+        import upath
+
+        return cast(Path, upath.UPath(name))
+
+
+def is_free(folder: Path) -> bool:
+    """Return whether a folder is missing or vacant."""
+    return is_vacant(folder) if isinstance(folder, PosixPath | WindowsPath) else not any(_fresh(folder).glob("*"))
+
+
+def shards_in(folder: Path) -> list[Path]:
+    """Return the shards in a folder."""
+    return [*_fresh(folder).glob(SHARDS)]
+
+
+def _fresh(folder: Path) -> Path:
+    """Return a folder after forgetting what a store of objects listed before: other processes write there too."""
+    if (system := getattr(folder, "fs", None)) is not None:
+        system.invalidate_cache()
+    return folder
+
+
+@contextmanager
+def written(file: Path) -> Iterator[Path]:
+    """Yield a path to write a file to, which then appears complete or not at all."""
+    if isinstance(file, PosixPath | WindowsPath):
+        with staged_file(file, force=True) as new:
+            yield new
+        return
+    with TemporaryDirectory() as folder:
+        yield Path(folder, file.name)
+        cast(Any, file).fs.put_file(str(Path(folder, file.name)), cast(Any, file).path)
 
 
 def part_of(file: Path) -> int:
@@ -375,7 +426,7 @@ def open_run(kind: type[BatchCallable], options: BulkOptions) -> tuple[Run, Acce
     classes = {"classes": names_of_classes(opened.config)} if kind is Predictor else {}
     settings = settings_of(options, images, opened, image_processor) | chosen | classes
     work = kind(prepared(kind.part_of(opened), options, accelerator.device), image_processor=image_processor, **chosen)
-    run = Run(Path(options.output_dir), images, image_processor, work.columns, options, settings)
+    run = Run(folder_of(options.output_dir), images, image_processor, work.columns, options, settings)
     return run, accelerator, loading
 
 

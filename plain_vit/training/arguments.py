@@ -183,7 +183,8 @@ class ImageOptions(Group):
     """The dataset to open."""
 
     dataset: str = option(
-        help="digits, glyphs; a folder of images, of parquet, .tar or IDX files, or of save_to_disk; fashion_mnist, "
+        help="digits, glyphs; a folder of images, of parquet, .tar or IDX files, or of save_to_disk; a pattern such as "
+        "'images/*.jpg'; s3://, gs:// or hf:// of such files, without labels; fashion_mnist, "
         "cifar10, cifar100, imagenet-1k, pets, flowers, food101, mnist, beans; or a Hub name"
     )
     dataset_subset: str | None = option(None, "configuration of a dataset that has several")
@@ -241,7 +242,7 @@ class BulkOptions(ProcessOptions, ImageOptions, WeightsOptions):
     engine: Literal["torch", "openvino", "onnx"] = option(
         "torch", "what computes, on a CPU; or give --model a folder of `plain-vit export`, which may be in int8"
     )
-    output_dir: str = option(help="new or empty folder")
+    output_dir: str = option(help="new or empty folder, also s3:// or gs://")
     resume: bool = option(False, "go on with a run that ended early: compute only what is missing")
     part: str | None = option(
         None, "3/100: the third of 100 jobs, which share the work and output_dir, such as those of a SLURM array"

@@ -20,7 +20,7 @@ from ...files.staging import full_disk
 from ...system.extras import needs
 from .benchmarks import BENCHMARKS, Benchmark
 from .decoding import RefusedImages, as_files
-from .folders import ENDINGS, Opened, open_folder, split_name
+from .folders import ENDINGS, Opened, names_files, open_files, open_folder, split_name
 from .glyphs import CHARACTERS, render_glyphs
 from .idx import dataset_of_pixels, holds_idx, load_idx
 from .layout import ALL, NAMES_OF
@@ -28,6 +28,7 @@ from .splits import carve, choose_shots, some_rows
 from .targets import check_evaluated, label_type_error, whole_numbers, with_vectors
 
 with needs("plain-vit[train]"):
+    import fsspec
     from datasets import (
         ClassLabel,
         Dataset,
@@ -105,8 +106,9 @@ def load_splits(
     Args:
         name: one of `EMBEDDED`; a folder with one sub-folder per class (or per split, and per class in each); a
             parquet file; a folder of parquet files or webdataset shards, named after their splits; a folder written by
-            `save_to_disk`; a folder with the four IDX files of a dataset like MNIST; one of `BENCHMARKS`, read from its
-            package if that is installed; or a dataset on the Hub.
+            `save_to_disk`; a pattern of files such as `images/*.jpg`, or a URL such as `s3://bucket/images` of files or
+            of a folder, without labels; a folder with the four IDX files of a dataset like MNIST; one of `BENCHMARKS`,
+            read from its package if that is installed; or a dataset on the Hub.
         subset: the configuration, of a dataset on the Hub (or a clone of it) that has several.
         streaming: stream the rows instead of storing them first.
         chosen: requested splits of a folder of files: folders in it, or `all`; see `layout.py`.
@@ -119,6 +121,18 @@ def load_splits(
         DataError: The dataset does not exist or cannot be opened.
     """
     path = Path(name)
+    if "://" in name or (names_files(name) and not path.exists()) or (path.is_file() and path.suffix == ".tar"):
+        if subset is not None:
+            raise DataError(f"{name} has no subset {subset!r}: omit --dataset_subset.")
+        with _explained(name):
+            opened = open_files(name)
+            return (
+                _built(opened, streaming)
+                if opened.rows is None
+                else _streamed(opened.rows)
+                if streaming
+                else opened.rows
+            )
     if subset is not None and (name in EMBEDDED or path.is_file()):
         raise DataError(f"{name} has no subset {subset!r}: omit --dataset_subset.")
     if name in EMBEDDED:
@@ -317,7 +331,8 @@ def _with_sizes(streams: IterableDatasetDict, sizes: Mapping[str, int]) -> Itera
 
 
 def _parquet_rows(file: str) -> int:
-    return int(parquet.read_metadata(file).num_rows)
+    with fsspec.open(file) as opened:
+        return int(parquet.read_metadata(opened).num_rows)
 
 
 def find_columns(

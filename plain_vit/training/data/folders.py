@@ -23,6 +23,7 @@ from .layout import Parts, Tree, joined, splits_by_folder, splits_by_name
 
 with needs("plain-vit[train]"):
     import datasets
+    import fsspec
     import pyarrow
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, NamedSplit
     from datasets.data_files import FILES_TO_IGNORE
@@ -165,6 +166,41 @@ def open_folder(path: Path, chosen: Sequence[str] = (), option: str = "--train_s
         files = {split: [file for file in of_split if not _is_image(file)] for split, of_split in files.items()}
     files = {split: of_split for split, of_split in files.items() if of_split}
     return Opened("imagefolder", files=files, images=known)
+
+
+def package_of(url: str) -> str:
+    """Return the package that opens a URL, in the words of pip."""
+    return {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub"}.get(url.partition("://")[0], "fsspec[full]")
+
+
+def names_files(name: str) -> bool:
+    """Return whether a name is a pattern of files."""
+    return any(character in name for character in "*?[")
+
+
+def open_files(name: str) -> Opened:
+    """Return the data of files that a pattern or a URL names, as one split without labels.
+
+    Args:
+        name: A pattern of local files, a file, or a URL of a file system of fsspec: of a file, a folder, or a pattern.
+
+    Raises:
+        DataError: There are no such files.
+        MissingPackageError: The package that reads this kind of URL is not installed.
+    """
+    with needs(package_of(name)):
+        system, path = fsspec.core.url_to_fs(name)
+    found = system.glob(path) if names_files(path) else [path] if system.isfile(path) else system.find(path)
+    found = [file if "://" not in name else system.unstrip_protocol(file) for file in sorted(found)]
+    for ending, builder in BUILDERS.items():
+        if files := [file for file in found if file.endswith(ending)]:
+            return Opened(builder, files={"train": files})
+    images = [file for file in found if _is_image(file)]
+    if not images:
+        raise DataError(f"{name} names no images, .parquet or .tar files: {counted(len(found), 'file')} found.")
+    return Opened(
+        "imagefolder", DatasetDict(train=_mapped(_table(images, None, Features({"image": Image()})), "train"))
+    )
 
 
 def _warn_left_out(
