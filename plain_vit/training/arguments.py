@@ -111,7 +111,7 @@ def option(
 ) -> Any:
     """Declare an option with its help text and its rules, which `check_options` applies unless it has its default.
 
-    A condition is the name of another option, met if that option is on, or a name with a value: `schedule=constant`.
+    A condition is the name of another option, met if that option is on, or a name with a value: `schedule=plateau`.
     It may list several names, `mixup|cutmix`, or several values, `loss=bce|bce_sum`; one of them is enough.
 
     Args:
