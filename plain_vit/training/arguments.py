@@ -151,6 +151,13 @@ CUTS = _one_size("cuts images to one size")
 SIZED = _one_size("is one size of all images")
 
 
+def _whole_gradients(what: str) -> dict[str, str]:
+    return {
+        "shard": f"{what} needs the whole weights in each process: omit --shard, or {what}.",
+        "mixed_precision=fp16": f"{what} does not know the scale of fp16 gradients: use --mixed_precision bf16.",
+    }
+
+
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 # How position embeddings are resampled; without "truncate", which gives patches the positions of other patches.
 Initialization = Literal["transformers", "timm", "google", "vit_pytorch"]
@@ -298,6 +305,17 @@ class StepOptions(Group):
     warmup_fraction: Share = option(0.1, "fraction of the optimizer steps used for warm-up")
     warmup_steps: Natural | None = option(None, "warm-up as a number of optimizer steps")
     max_grad_norm: Amount = option(1.0, "norm to which gradients are clipped; 0: no clipping")
+    clip_mode: Literal["norm", "agc"] = option(
+        "norm",
+        "agc: max_grad_norm, such as 0.01, is relative to the norm of the weights of each unit (NFNets)",
+        needs="max_grad_norm",
+        excludes=_whole_gradients("clip_mode agc"),
+    )
+    sharpness_radius: Amount = option(
+        0.0,
+        "take the gradients where the loss is highest within this distance (SAM), such as 0.1; 0: off",
+        excludes=_whole_gradients("sharpness_radius"),
+    )
     tf32: bool = option(True, "on GPUs, multiply float32 matrices in TF32 while training; never in evaluations")
 
     @property

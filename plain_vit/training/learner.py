@@ -1,5 +1,6 @@
 """Model with its optimizer and a moving average of its weights, replicated or sharded over processes."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import nn
 from ..errors import TrainingError
 from ..system.extras import needs
 from .arguments import RECORDING_MODES, LoopOptions
+from .gradients import clip_adaptively, repeat_uphill
 from .hardware.precision import train_on_copies
 from .hardware.sharding import ShardedState, blocks_to_shard, check_optimizer, held_here, local_parameters, shard
 from .models import as_saved
@@ -73,6 +75,7 @@ class Learner:
         if shard:
             check_optimizer(self.make_optimizer, accelerator)
         self.sharded: ShardedState | None = None
+        self.closures: list[Callable[[], torch.Tensor]] = []  # one per micro-batch of the current step
 
     def prepare(self) -> None:
         """Compile and shard the model if requested, and let Accelerate wrap the rest.
@@ -116,13 +119,30 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
 
-    def learn(self, loss: torch.Tensor) -> None:
-        """Accumulate the gradients of a micro-batch's mean loss; after the last one of a step, update the weights."""
+    def learn(self, loss: torch.Tensor, closure: Callable[[], torch.Tensor]) -> None:
+        """Accumulate the gradients of a micro-batch; after the last micro-batch of a step, update the weights.
+
+        Args:
+            loss: mean loss of the micro-batch.
+            closure: recomputes the loss with changed weights.
+        """
         self.accelerator.backward(loss)
-        if self.options.max_grad_norm and self.accelerator.sync_gradients:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm)
+        self.closures.append(closure)
+        if self.accelerator.sync_gradients:
+            if self.options.sharpness_radius:
+                repeat_uphill(self.model, self.closures, self.accelerator, self.options.sharpness_radius)
+            self.closures.clear()
+            self._clip()
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def _clip(self) -> None:
+        """Clip the gradients; the adaptive mode exempts the head, the last two parameters, as timm does."""
+        most = self.options.max_grad_norm
+        if most and self.options.clip_mode == "agc":
+            clip_adaptively([*self.model.parameters()][:-2], most)
+        elif most:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), most)
 
     def is_finite(self) -> bool:
         """Return whether all weights are finite, in all processes."""

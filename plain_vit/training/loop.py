@@ -459,9 +459,7 @@ class Loop(Generic[ResultT]):
         """Accumulate the gradients of one micro-batch; the last micro-batch of a step updates the weights."""
         images = count_images(batch)
         accelerator = self.accelerator
-        first = (
-            part * accelerator.num_processes + accelerator.process_index
-        ) * self.micro_batch  # its place in the step
+        first = (part * accelerator.num_processes + accelerator.process_index) * self.micro_batch
         states = generator_states(accelerator.device) if self.draws is None else []
         with (
             accelerator.accumulate(self.learner.model),
@@ -469,9 +467,8 @@ class Loop(Generic[ResultT]):
             products(accelerator.device),
             fast_steps(self.learner.model),
         ):
-            self.learner.places.set(self.step, first, images, accelerator.device)
-            loss, sums = self.task.loss(self.learner.model, batch)
-            self.learner.learn(loss)
+            loss, sums = self._loss(batch, first)
+            self.learner.learn(loss, closure=lambda: self._loss(batch, first)[0])
         if self.draws is None:
             now = generator_states(accelerator.device)
             self.draws = not all(map(torch.equal, states, now))
@@ -481,6 +478,11 @@ class Loop(Generic[ResultT]):
         seen = torch.stack([loss * images, *measured, torch.full_like(loss, images)])
         self.window += seen
         self.since_evaluation += seen
+
+    def _loss(self, batch: Batch, first: int) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """Return the loss and the measures of a micro-batch; `first` is the index of its first image in the step."""
+        self.learner.places.set(self.step, first, count_images(batch), self.accelerator.device)
+        return self.task.loss(self.learner.model, batch)
 
     def _end_step(self) -> None:
         self.step += 1

@@ -44,6 +44,9 @@ def draw(chance: random.Random, folder: Path) -> Case:
     options.draw(0.3, "warmup_steps", 0, 1, 3)
     options.draw(0.3, "max_grad_norm", 0.0, 0.1)
     options.draw(0.2, "base_batch_size", 6, 48)
+    options.draw(0.2, "sharpness_radius", 0.05)
+    if options.get("max_grad_norm"):
+        options.draw(0.3, "clip_mode", "agc")
     options.draw(0.3, "horizontal_flip", 0.5)
     options.draw(0.3, "crop_scale", 0.3)
     options.draw(0.15, "num_workers", 1, 2)

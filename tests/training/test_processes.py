@@ -92,11 +92,11 @@ def save_siglip(folder: Path) -> Path:
 CASES = {
     "everything": Case({**MIXED, "augmentation": "affine", "repeated_augmentation": 3, "ema_decay": 0.9,
                         "class_balance": "sampler", "gradient_checkpointing": True, "schedule": "constant",
-                        "cooldown_steps": 3},
+                        "cooldown_steps": 3, "sharpness_radius": 0.2},
                        RANDOM, two={"gradient_accumulation_steps": 2}),
     "accumulated, binary losses, selected": Case({
-        **MIXED, "loss": "bce", "gradient_accumulation_steps": 3, "num_workers": 2,
-        "max_grad_norm": 0.1, "validation_fraction": 0.2, "early_stopping": 4, "best_kept": 2,
+        **MIXED, "loss": "bce", "gradient_accumulation_steps": 3, "num_workers": 2, "clip_mode": "agc",
+        "max_grad_norm": 0.01, "validation_fraction": 0.2, "early_stopping": 4, "best_kept": 2,
     }, RANDOM),
     "low rank, recipes": Case({
         **MIXED, "lora_rank": 2, "crop_padding": 3, "augmentation": "randaugment", "magnitude_std": 0.5,
