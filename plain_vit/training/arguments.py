@@ -287,14 +287,17 @@ class StepOptions(Group):
         None, "batch size of learning_rate and min_learning_rate: both scale with batch_size (default: they do not)"
     )
     min_learning_rate: Amount = option(
-        0.0, "learning rate at the end of a cosine or linear schedule", needs="schedule=cosine|linear"
+        0.0, "learning rate at the end of a cosine or linear schedule", needs="schedule=cosine|linear|plateau"
     )
     momentum: BelowOne = option(0.9, "momentum of SGD and Muon; first beta of Adam")
     betas: list[BelowOne] | None = option(None, "both betas of Adam and similar (default: momentum and 0.999)")
     epsilon: Amount | None = option(None, "epsilon of the optimizer (default: its own)")
     weight_decay: Amount = option(0.05, "for matrices and kernels only")
-    schedule: Literal["cosine", "linear", "inverse_sqrt", "constant"] = option(
-        "cosine", "learning rate schedule after the warm-up"
+    schedule: Literal["cosine", "linear", "inverse_sqrt", "constant", "plateau"] = option(
+        "cosine", "learning rate schedule after the warm-up; plateau: lower where evaluations no longer improve"
+    )
+    restarts: Natural = option(
+        0, "times that a cosine schedule starts again at the peak, in cycles of equal length", needs="schedule=cosine"
     )
     cooldown_steps: Natural = option(
         0,
@@ -302,6 +305,10 @@ class StepOptions(Group):
         "up to them",
         needs="schedule=constant|inverse_sqrt",
     )
+    plateau_patience: Count = option(
+        3, "evaluations in a row without a better one before plateau lowers the rate", needs="schedule=plateau"
+    )
+    plateau_factor: Share = option(0.1, "factor by which plateau lowers the rate", needs="schedule=plateau")
     warmup_fraction: Share = option(0.1, "fraction of the optimizer steps used for warm-up")
     warmup_steps: Natural | None = option(None, "warm-up as a number of optimizer steps")
     max_grad_norm: Amount = option(1.0, "norm to which gradients are clipped; 0: no clipping")

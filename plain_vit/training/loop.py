@@ -253,6 +253,10 @@ class Loop(Generic[ResultT]):
         self.task, self.learner, self.schedule, self.run, self.options = task, learner, schedule, run, options
         self.watched_name, self.early_stopping = watched_name, early_stopping
         self.chooses_by = task.score if watched_name == "validation" else None
+        if options.schedule == "plateau" and self.chooses_by is None:
+            raise TrainingError(
+                "The schedule plateau needs a validation split whose results it follows: add --validation_fraction 0.1."
+            )
         if options.best_kept > 1 and self.chooses_by is None:
             raise TrainingError("best_kept needs a validation split to choose by: add --validation_fraction 0.1.")
         self.accelerator = run.accelerator
@@ -268,6 +272,7 @@ class Loop(Generic[ResultT]):
         self.begun = time.perf_counter()
         self.step, self.stale = 0, 0
         self.evaluation_due = False  # after the current step
+        self.reductions = 0  # of the learning rate, with the schedule plateau
         self.best: list[tuple[float, int]] = []  # score and step of each model that is kept, best first
         self.result: ResultT | None = None  # on the watched split, with the weights after step `result_step`
         self.result_step = -1
@@ -287,6 +292,7 @@ class Loop(Generic[ResultT]):
         progress = self.run.begin(self.learner.average, self.learner.sharded) or {}
         is_main = self.accelerator.is_main_process
         self.step, self.stale = progress.get("step", 0), progress.get("stale", 0)
+        self.reductions = progress.get("reductions", 0)
         self._check_length()
         self.evaluation_due = progress.get("evaluation_due", False) and self.step in self.schedule.evaluation_steps
         self.best = [(score, step) for score, step in progress.get("best", ())]
@@ -313,13 +319,16 @@ class Loop(Generic[ResultT]):
         images = round(self.schedule.total_steps * self.options.batch_size / self.schedule.epochs)
         planned = make_schedule(before, images, self.accelerator.num_processes)
         evaluated = planned.evaluated_until(self.step)
-        rates = self._past_rates(before, planned)
-        if rates != self._past_rates(self.options, self.schedule) or self.step > self.schedule.total_steps:
+        if (
+            self._past(before, planned) != self._past(self.options, self.schedule)
+            or self.step > self.schedule.total_steps
+        ):
             raise TrainingError(
                 f"The run in {self.run.path} has taken {self.step} steps, whose learning rates would be others with "
                 f"this length and schedule: resume it with {_shown(self._length_before())}, or train its model further "
-                "in another folder. A run can be lengthened with the schedules constant and inverse_sqrt, "
-                "--warmup_steps, and --cooldown_steps that begin after its last step."
+                "in another folder. A run can be lengthened with the schedules constant and inverse_sqrt, with plateau "
+                "if the evaluations so far stay the same, --warmup_steps, and --cooldown_steps that begin after its "
+                "last step."
             )
         if self.chooses_by is not None and evaluated != self.schedule.evaluated_until(self.step):
             self.accelerator.print(
@@ -331,12 +340,13 @@ class Loop(Generic[ResultT]):
         """Return the length and schedule options with which the run was started or last resumed."""
         return {name: value for name, value in self.run.before.items() if name in LENGTH_OPTIONS}
 
-    def _past_rates(self, options: LoopOptions, schedule: Schedule) -> list[float]:
-        """Return the learning rates of the steps already taken."""
-        return [
+    def _past(self, options: LoopOptions, schedule: Schedule) -> tuple[list[float], list[int]]:
+        """Return the learning rates of the steps already taken, and the evaluation steps that may have lowered them."""
+        rates = [
             scheduled_rate(options, step, total=schedule.total_steps, warmup=schedule.warmup_steps)
             for step in range(self.step)
         ]
+        return rates, schedule.evaluated_until(self.step) if options.schedule == "plateau" else []
 
     def _sums(self, saved: list[list[float]] | None) -> torch.Tensor:
         """Return this process's sums from a checkpoint, or zeros."""
@@ -450,10 +460,15 @@ class Loop(Generic[ResultT]):
         # Dropout depends only on the step and the process, so a resumed run repeats it.
         torch.manual_seed(randomness(self.options.seed, self.step, self.accelerator.process_index))
         self.task.begin_step(self.step)
+        factor = self._rate()
+        self.learner.set_learning_rate(factor)
+        self.learning_rate = factor * self.options.peak_learning_rate
+
+    def _rate(self) -> float:
+        """Return the learning rate of this step as a fraction of its peak."""
         options, schedule = self.options, self.schedule
         factor = scheduled_rate(options, self.step, total=schedule.total_steps, warmup=schedule.warmup_steps)
-        self.learner.set_learning_rate(factor)
-        self.learning_rate = factor * options.peak_learning_rate
+        return max(factor * options.plateau_factor**self.reductions, min(factor, options.lowest_factor))
 
     def _learn(self, batch: Batch, part: int) -> None:
         """Accumulate the gradients of one micro-batch; the last micro-batch of a step updates the weights."""
@@ -590,6 +605,8 @@ class Loop(Generic[ResultT]):
         if self.chooses_by is not None:
             score = result.values[self.chooses_by] * (-1 if self.task.lower_is_better else 1)
             self._rank(score)
+        if self.options.schedule == "plateau" and self.stale and self.stale % self.options.plateau_patience == 0:
+            self.reductions += 1
         return 0
 
     def _judge(self, model: nn.Module, batches: Iterable[Batch], size: int) -> ResultT:
@@ -690,6 +707,7 @@ class Loop(Generic[ResultT]):
             "spent": {**self.bar.times(), "seconds": self._seconds(since=self.begun)},
             "best": self.best,
             "stale": self.stale,
+            "reductions": self.reductions,
             # One row per process: from a total, a resumed run would sum in a different order.
             "window": self.accelerator.gather(self.window[None]).tolist(),
             "since": self.accelerator.gather(self.since_evaluation[None]).tolist(),

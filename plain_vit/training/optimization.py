@@ -360,6 +360,7 @@ def learning_rate_factor(
     warmup: int,
     schedule: str,
     minimum: float = 0.0,
+    restarts: int = 0,
     cooldown: int = 0,
 ) -> float:
     """Return the learning rate of an optimizer step as a fraction of its peak.
@@ -369,9 +370,10 @@ def learning_rate_factor(
         total: optimizer steps of the run.
         warmup: steps of the linear rise; the first step is taken at 1 / `warmup`.
         schedule: `cosine` or `linear`, down to `minimum`; `inverse_sqrt`, which decays with the square root of the step
-            and halves until step 4 * `warmup` (Zhai et al. 2022; without warm-up, 10,000 takes its place); `constant`;
-            or `rising`, exponentially from a ten-millionth, for trials.
+            and halves until step 4 * `warmup` (Zhai et al. 2022; without warm-up, 10,000 takes its place); `constant`
+            or `plateau`; or `rising`, exponentially from a ten-millionth, for trials.
         minimum: final learning rate as a fraction of the peak.
+        restarts: number of times that `cosine` restarts at the peak, in equal cycles (Loshchilov & Hutter 2017).
         cooldown: number of last steps over which the learning rate additionally falls linearly towards 0.
     """
     if step < warmup:
@@ -384,6 +386,8 @@ def learning_rate_factor(
         return 1e-7 ** (1 - step / max(1, total - 1))
     done = (step - warmup) / max(1, total - warmup)
     if schedule == "cosine":
+        length = max(1, total - warmup)
+        done = (step - warmup) * (restarts + 1) % length / length if step < total else 1.0
         return minimum + (1 - minimum) * 0.5 * (1 + math.cos(math.pi * done))
     return minimum + (1 - minimum) * (1 - done) if schedule == "linear" else left
 
@@ -396,6 +400,7 @@ def scheduled_rate(options: StepOptions, step: int, *, total: int, warmup: int) 
         warmup=warmup,
         schedule=options.schedule,
         minimum=options.lowest_factor,
+        restarts=options.restarts,
         cooldown=options.cooldown_steps,
     )
 

@@ -201,8 +201,9 @@ def draw(chance: random.Random, script: str, kind: str, data: Data, names: list[
     options.draw(0.2, "num_workers", 1, 2)
     if script == EVALUATE:
         options.draw(0.5, "split", "test")
-        if data.problem == SINGLE and (not data.names or names == data.names):
-            options.draw(0.5, "labels_by", "number")
+        if data.problem == SINGLE:
+            if not data.names or names == data.names:
+                options.draw(0.5, "labels_by", "number")
         return dict(options)
     if script == PROBE:
         return {**options, "mode": "knn", "neighbors": [1], "validation_fraction": 0.3}

@@ -264,8 +264,9 @@ def test_losses_at_rising_learning_rates_are_drawn_and_nothing_else_is_written(t
 
 
 @pytest.mark.parametrize("options", [
-    {"schedule": "linear", "min_learning_rate": 1e-5, "validation_fraction": 0.2, "early_stopping": 3, "best_kept": 2},
-    {"warmup_steps": 50, "steps": 500}, {"schedule": "constant", "cooldown_steps": 200, "steps": 500},
+    {"schedule": "plateau", "plateau_patience": 2, "plateau_factor": 0.5, "min_learning_rate": 1e-5,
+     "validation_fraction": 0.2, "early_stopping": 3, "best_kept": 2},
+    {"restarts": 2, "warmup_steps": 50, "steps": 500}, {"schedule": "constant", "cooldown_steps": 200, "steps": 500},
     {"report": True, "picture_every": 1.0, "push_to_hub": "user/name", "hub_private": True, "checkpoint_every": 3},
 ])  # fmt: skip
 def test_a_trial_is_of_the_model_the_data_and_the_steps_of_a_run(options, model_folder, tmp_path):

@@ -38,9 +38,15 @@ def draw(chance: random.Random, folder: Path) -> Case:
     )  # fmt: skip
     options.draw(0.5, "validation_fraction", 0.2, 0.3)
     options.draw(0.4, "gradient_accumulation_steps", 2, 3)
-    options.draw(0.5, "schedule", "linear", "inverse_sqrt", "constant")
-    if options.get("schedule") in ("inverse_sqrt", "constant"):
+    chosen = script == FINETUNE and "validation_fraction" in options  # the selected weights depend on evaluations
+    options.draw(0.5, "schedule", "linear", "inverse_sqrt", "constant", *["plateau"] * chosen)
+    schedule = options.get("schedule", "cosine")
+    if schedule == "cosine":
+        options.draw(0.3, "restarts", 1, 2)
+    elif schedule in ("inverse_sqrt", "constant"):
         options.draw(0.5, "cooldown_steps", 2, 3)
+    elif schedule == "plateau":
+        options["plateau_patience"] = 1
     options.draw(0.3, "warmup_steps", 0, 1, 3)
     options.draw(0.3, "max_grad_norm", 0.0, 0.1)
     options.draw(0.2, "base_batch_size", 6, 48)
@@ -67,7 +73,7 @@ def draw(chance: random.Random, folder: Path) -> Case:
     if data in SINGLE:
         options.draw(0.3, "loss", "bce", "bce_sum")
         options.draw(0.3, "class_balance", "loss", "sampler")
-    if script == FINETUNE and "validation_fraction" in options:  # the selected weights depend on evaluations
+    if chosen:
         options.draw(0.3, "early_stopping", 1, 2)
         options.draw(0.3, "best_kept", 2)
         options.draw(0.3, "best_metric", "loss", *["macro_f1", "calibration_error"] * (data in SINGLE))

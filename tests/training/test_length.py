@@ -1,4 +1,4 @@
-"""Length and learning rate schedule of a run: cool-down, lengthened runs, data that moved."""
+"""Length and learning rate schedule of a run: restarts, cool-down, plateaus, lengthened runs, data that moved."""
 
 import shutil
 
@@ -26,12 +26,14 @@ def rates(folder):
     return [row["learning_rate"] for row in read_log(folder) if "learning_rate" in row]
 
 
-def test_the_cosine_is_that_of_transformers():
+@pytest.mark.parametrize("restarts", [0, 1, 4])
+def test_restarts_are_those_of_transformers(restarts):
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    reference = get_scheduler("cosine", optimizer, num_warmup_steps=3, num_training_steps=43)
+    reference = get_scheduler("cosine_with_restarts", optimizer, num_warmup_steps=3, num_training_steps=43,
+                              scheduler_specific_kwargs={"num_cycles": restarts + 1})  # fmt: skip
     for step in range(43):
         if step >= 3:
-            factor = learning_rate_factor(step, total=43, warmup=3, schedule="cosine")
+            factor = learning_rate_factor(step, total=43, warmup=3, schedule="cosine", restarts=restarts)
             assert factor == pytest.approx(reference.get_last_lr()[0], abs=1e-9)
         optimizer.step()
         reference.step()
@@ -52,6 +54,28 @@ def test_cooldown_is_the_decay_of_transformers_and_multiplies_the_inverse_root()
             assert cooled == pytest.approx(root * factor)
         optimizer.step()
         reference.step()
+
+
+@pytest.mark.slow
+def test_plateau_lowers_the_rate_as_torch_does(run):
+    options = {"schedule": "plateau", "plateau_patience": 2, "plateau_factor": 0.5, "min_learning_rate": 0.02,
+               "steps": 12, "evaluations": 12, "validation_fraction": 0.5, "learning_rate": 0.1,
+               "shots_per_class": None, "max_images": 100}  # fmt: skip
+    whole = run("whole", **options)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    reference = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, mode="max", factor=0.5, patience=1, threshold=0, min_lr=0.02
+    )
+    expected = []
+    for row in read_log(whole):
+        if "learning_rate" in row:
+            expected.append(optimizer.param_groups[0]["lr"])
+        if "validation_accuracy" in row:
+            reference.step(row["validation_accuracy"])
+    assert rates(whole)[2:] == pytest.approx(expected[2:])
+    assert rates(whole)[-1] < 0.1
+    with pytest.raises(TrainingError, match="plateau needs a validation split"):
+        run("refused", schedule="plateau")
 
 
 @pytest.mark.slow
@@ -85,6 +109,19 @@ def test_a_length_with_which_the_past_would_be_another_is_refused(run):
 
 
 @pytest.mark.slow
+def test_rates_that_follow_evaluations_keep_them(run):
+    options = {"shots_per_class": None, "max_images": 60, "validation_fraction": 0.5, "steps": 4, "resume": True}
+    for name, schedule in (("plateau", "plateau"), ("constant", "constant")):
+        run(name, **{**options, "resume": False}, schedule=schedule)
+    for changes in ({"steps": 9}, {"evaluations": 4}, {"evaluations": 1}, {"schedule": "constant"}):
+        with pytest.raises(TrainingError, match=r"taken 4 steps.*resume it with --steps 4 .*--evaluations 2"):
+            run("plateau", **{**options, "schedule": "plateau", **changes})
+    with pytest.raises(TrainingError, match="taken 4 steps"):
+        run("constant", **options, schedule="plateau")
+    assert len(rates(run("plateau", **{**options, "steps": 6, "evaluations": 3}, schedule="plateau"))) == 6
+
+
+@pytest.mark.slow
 def test_a_lengthened_run_says_that_its_own_evaluations_count_in_the_selection(run, capsys):
     options = {"shots_per_class": None, "max_images": 60, "validation_fraction": 0.5, "schedule": "constant"}
     run("run", **options, steps=4)
@@ -96,8 +133,9 @@ def test_a_lengthened_run_says_that_its_own_evaluations_count_in_the_selection(r
 
 def test_options_that_another_schedule_has_are_refused(run):
     for options, says in (
-        ({"min_learning_rate": 1e-5, "schedule": "constant"}, "min_learning_rate has no effect.*--schedule cosine"),
+        ({"restarts": 2, "schedule": "linear"}, "restarts has no effect.*--schedule cosine"),
         ({"cooldown_steps": 2}, "cooldown_steps has no effect.*--schedule constant"),
+        ({"plateau_patience": 2}, "plateau_patience has no effect.*--schedule plateau"),
         ({"cooldown_steps": 4, "steps": 5, "schedule": "constant"}, "are longer than the run of 5"),
     ):
         with pytest.raises(TrainingError, match=says):

@@ -103,6 +103,8 @@ CASES = {
         "random_erasing": 0.5, "random_erasing_mode": "pixel", "bce_target_threshold": 0.0, "loss": "bce",
         "label_smoothing": 0.0, "head_bias": -2.3, "base_batch_size": 6, "min_learning_rate": 1e-4, "test_crop": 0.875,
     }),
+    "plateau": Case({**TUNED, "validation_fraction": 0.3, "schedule": "plateau", "plateau_patience": 1,
+                     "evaluations": 8}),
     "distillation token": Case({**TUNED, "teacher": "teacher", "distillation": "hard", "mixup": 0.2},
                                {"use_distillation_token": True}),
     "many sizes": Case({**NATIVE, "augmentation": "randaugment", "gradient_accumulation_steps": 3,

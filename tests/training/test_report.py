@@ -490,7 +490,7 @@ def test_card_and_report_say_what_was_done(finished, model_folder, tmp_path):
                 "selected_step | 2", "lora_rank | 2", "lora_alpha | 16", "dropout | 0.125",
                 "teacher | finished", "distillation | soft"):  # fmt: skip
         assert f"| {row} |" in card
-    for name in ("cooldown_steps", "initialization", "growth_epochs"):
+    for name in ("plateau_patience", "plateau_factor", "cooldown_steps", "initialization"):
         assert f"| {name} |" not in card
     assert not any(str(folder.parent) in card for folder in (finished, model_folder)), "folders are private"
     assert cells[cells.index("steps") + 1] == "6 of 12 images, 1.0 epochs; stopped early, of 40 planned"
@@ -498,23 +498,25 @@ def test_card_and_report_say_what_was_done(finished, model_folder, tmp_path):
 
 
 @pytest.mark.parametrize("schedule, ends", [
-    ("cosine", True), ("linear", True), ("constant", False), ("inverse_sqrt", False),
+    ("cosine", True), ("linear", True), ("plateau", True), ("constant", False), ("inverse_sqrt", False),
 ])  # fmt: skip
 def test_a_recipe_has_a_lowest_learning_rate_only_where_a_schedule_ends_at_it(schedule, ends):
     arguments = script.FinetuneArguments(model="m", output_dir="o", dataset="digits", schedule=schedule)
     recipe = recipe_of(arguments, vars(arguments))
     assert ("min_learning_rate" in recipe) == ends
+    assert ("plateau_factor" in recipe) == (schedule == "plateau")
 
 
 @pytest.mark.slow
 def test_the_card_has_the_learning_rates_and_the_warm_up_that_a_run_had(model_folder, tmp_path):
     options = {**SHORT, "steps": 1, "evaluations": 1, "validation_fraction": 0.2, "report": False}
     script.finetune(script.FinetuneArguments(
-        model=str(model_folder), output_dir=str(tmp_path / "run"), **options, schedule="linear", base_batch_size=6
+        model=str(model_folder), output_dir=str(tmp_path / "run"), **options, schedule="plateau", base_batch_size=6
     ))  # fmt: skip
     card = (tmp_path / "run" / "README.md").read_text()
     for row in (
         "min_learning_rate | 0.0",
+        "plateau_factor | 0.1",
         "learning_rate | 0.001",
         "peak_learning_rate | 0.002",
     ):

@@ -35,7 +35,8 @@ SMOOTHING = 0.9  # decay of the moving average of losses, per step
 OF_TRIALS = {"seed", "eval_batch_size", *(each.name for each in dataclasses.fields(ProcessOptions))}
 # Options that depend on the length of a run.
 OF_LENGTH = {
-    "epochs", "schedule", "min_learning_rate", "warmup_steps", "warmup_fraction", "cooldown_steps",
+    "epochs", "schedule", "min_learning_rate", "warmup_steps", "warmup_fraction", "restarts", "cooldown_steps",
+    "plateau_patience", "plateau_factor",
 }  # fmt: skip
 
 Outcome = Evaluation | VectorEvaluation
