@@ -6,9 +6,9 @@
 
 Prints top-1 and top-5 accuracy, balanced accuracy, F1 and calibration, the results of each class, the classes confused
 most often, and images per second. `--output` writes all results as JSON, with every confused pair, and so the whole
-confusion matrix; `--predictions` writes the five likeliest classes of each image as CSV. Each image counts once,
-however many processes share the work. DIR may be a folder that `plain-vit export` wrote for an inference engine, for
-example to measure the accuracy in int8.
+confusion matrix; `--predictions` writes the five likeliest classes of each image as CSV. `--views` averages the
+predictions over several views of each image. Each image counts once, however many processes share the work. DIR may be
+a folder that `plain-vit export` wrote for an inference engine, for example to measure the accuracy in int8.
 
 Models for several labels per image, or for regression, need the same labels as `finetune_image_classification.py` with
 `--problem_type`. Results and predictions are then given for each label or number.
@@ -56,6 +56,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.run.folder import as_json, write_file
     from plain_vit.training.run.progress import Progress
     from plain_vit.training.vector_metrics import METRICS, VectorEvaluation, evaluate_vectors
+    from plain_vit.training.views import with_views
 
 SHOWN = 30  # classes and pairs to print; the output file has all
 VECTORS = (MULTI_LABEL, REGRESSION)
@@ -75,13 +76,22 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
     accelerator, loading = start_processes(arguments)
     loading["batch_size"] = -(-arguments.batch_size // accelerator.num_processes)
     model, image_processor = open_model(arguments, loading["batch_size"])
+    in_engine = isinstance(model, EngineModel)
     problem_type = model.config.problem_type or "single_label_classification"
     class_names = names_of_classes(model.config)
     split = open_split(arguments, class_names, problem_type)
 
-    prepared: Any = model if isinstance(model, EngineModel) else accelerator.prepare_model(model, evaluation_mode=True)
+    prepared, image_processor = with_views(
+        model if in_engine else accelerator.prepare_model(model, evaluation_mode=True),
+        image_processor,
+        arguments.views,
+    )
     loader = accelerator.prepare(
-        DataLoader(ReadableImages(split), collate_fn=ProcessedImages(image_processor), **loading)
+        DataLoader(
+            ReadableImages(split),
+            collate_fn=ProcessedImages(image_processor),
+            **loading,
+        )
     )
     with Progress(total=len(split), done=0, shown=accelerator.is_main_process) as bar:
         batches = readable_batches(bar, loader, accelerator.num_processes)
@@ -97,6 +107,7 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
         "model": arguments.model,
         "dataset": arguments.dataset,
         "images": result.count,
+        "views": arguments.views,
         "processes": accelerator.num_processes,
         **summarize(result, class_names),
         **rates,
@@ -151,8 +162,10 @@ def open_split(arguments: EvaluateArguments, class_names: list[str], problem_typ
     """Return the rows to evaluate on, with labels in the order of the model's classes.
 
     Raises:
-        DataError: The data do not fit the model.
+        DataError: The data do not fit the model, or the views do not fit the problem.
     """
+    if problem_type in VECTORS and arguments.views != "one":
+        raise DataError(f"views are for single labels, and the model's problem is {problem_type}: omit --views.")
     split, data_classes = load_labelled_split(
         **keywords(arguments, ImageOptions, LabelOptions),
         split=arguments.split,

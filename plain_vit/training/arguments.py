@@ -642,6 +642,11 @@ class EvaluateArguments(ForwardOptions):
     labels_by: Literal["name", "number"] = option(
         "name", "match classes of data and model by name, or by number; integers without names are the model's"
     )
+    views: Literal["one", "flip", "ten_crop"] = option(
+        "one",
+        "average the probabilities of an image and its mirror image, or of centre and corners with their mirror "
+        "images, of an image 8/7 as large",
+    )
     output: str | None = option(None, "JSON file to write; it must not exist")
     predictions: str | None = option(
         None, "CSV file to write, with path, label and likeliest classes; it must not exist"

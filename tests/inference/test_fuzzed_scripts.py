@@ -202,6 +202,7 @@ def draw(chance: random.Random, script: str, kind: str, data: Data, names: list[
     if script == EVALUATE:
         options.draw(0.5, "split", "test")
         if data.problem == SINGLE:
+            options.draw(0.3, "views", *["flip"] if kind != "native" else ["one"])
             if not data.names or names == data.names:
                 options.draw(0.5, "labels_by", "number")
         return dict(options)
@@ -224,7 +225,9 @@ def draw(chance: random.Random, script: str, kind: str, data: Data, names: list[
 # Comparison
 
 
-def check_evaluation(out: Path, data: Data, names: list[str], logits: torch.Tensor) -> None:
+def check_evaluation(
+    out: Path, data: Data, names: list[str], logits: torch.Tensor, flipped: torch.Tensor | None
+) -> None:
     results = json.loads((out / "results.json").read_text())
     with (out / "predictions.csv").open(newline="") as file:
         head, *rows = csv.reader(file)
@@ -240,7 +243,7 @@ def check_evaluation(out: Path, data: Data, names: list[str], logits: torch.Tens
         assert head[1::2] == names
         assert np.allclose([[float(cell) for cell in row[2::2]] for row in rows], logits.sigmoid(), atol=1e-4)
     else:
-        shares = logits.softmax(-1)
+        shares = logits.softmax(-1) if flipped is None else (logits.softmax(-1) + flipped.softmax(-1)) / 2
         true = [names.index(str(label)) for label in data.labels]
         assert results["loss"] == pytest.approx(F.nll_loss(shares.log(), torch.tensor(true)).item(), rel=1e-4)
         assert [row[1] for row in rows] == [str(label) for label in data.labels]
@@ -353,7 +356,13 @@ def compare(here: Path, name: str, script: str, data: Data, names: list[str], op
         if script == PREDICT:
             check_predictions(out / "out", data, names, logits, options.get("top", 5))
         else:
-            check_evaluation(out, data, names, logits)
+            flipped = None
+            if options.get("views") == "flip":
+                with torch.no_grad():
+                    flipped = torch.cat([
+                        model(pixels_of(file, image_processor)["pixel_values"].flip(-1)).logits for file in data.files
+                    ])  # fmt: skip
+            check_evaluation(out, data, names, logits, flipped)
     if script in (PREDICT, EXTRACT) and name == "two":
         assert bytes_of(out / "out") == bytes_of(here / "one" / "out")
 

@@ -1,4 +1,4 @@
-"""Results of an evaluation: class averages, calibration, most likely classes, and the selected weights."""
+"""Results of an evaluation: class averages, calibration, most likely classes, views, and the selected weights."""
 
 import csv
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from sklearn.calibration import calibration_curve
@@ -18,7 +19,10 @@ from plain_vit.training.data import load_splits
 from plain_vit.training.metrics import evaluation_of, judge_logits, metric_text
 from plain_vit.training.run.folder import read_log
 from plain_vit.training.vector_metrics import METRICS, VectorEvaluation
+from plain_vit.training.views import with_views
+from tests.conftest import randomize_
 from tests.sizes import few
+from tests.tiny import tiny_config
 from tests.training.runs import open_script, save_plain_vit
 
 finetuning = open_script("finetune_image_classification")
@@ -80,6 +84,26 @@ def test_fractions_are_percentages_in_the_summary_and_every_other_result_a_numbe
     assert not words
 
 
+@pytest.mark.parametrize("kind", ["flip", "ten_crop"])
+def test_views_average_the_probabilities_and_are_the_crops_of_the_larger_image(kind):
+    model = PlainViTForImageClassification(tiny_config(image_size=(16, 24), patch_size=4, num_labels=5)).eval()
+    randomize_(model)
+    processor = PlainViTImageProcessor(size={"height": 16, "width": 24})
+    averaged, larger = with_views(model, processor, kind)
+    image = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8))
+    pixels = larger(image, return_tensors="pt")["pixel_values"]
+    assert tuple(pixels.shape[-2:]) == ((16, 24) if kind == "flip" else (18, 27))
+    if kind == "flip":
+        views = [pixels, pixels.flip(-1)]
+    else:
+        corners = [(0, 0), (0, 3), (2, 0), (2, 3), (1, 2)]
+        views = [mirrored[..., top : top + 16, left : left + 24]
+                 for mirrored in (pixels, pixels.flip(-1)) for top, left in corners]  # fmt: skip
+    with torch.no_grad():
+        expected = torch.stack([model(view).logits.softmax(-1) for view in views]).mean(dim=0)
+        torch.testing.assert_close(averaged(pixel_values=pixels).logits.softmax(-1), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", few(["calibration_error", "macro_f1"], 1))
 def test_the_weights_of_the_best_evaluation_by_any_metric_are_saved(metric, tmp_path):
@@ -131,19 +155,25 @@ def test_predictions_are_written_with_path_label_and_the_likeliest_classes(tmp_p
 
 
 @pytest.mark.slow
-def test_the_evaluation_script_writes_results_and_predictions(tmp_path):
+def test_the_evaluation_script_averages_views_and_writes_predictions(tmp_path):
     save_plain_vit(tmp_path / "model", num_labels=10, id2label={number: str(number) for number in range(10)})
     options = {"model": str(tmp_path / "model"), "dataset": "digits", "batch_size": 100}
-    files = {"predictions": str(tmp_path / "shown.csv"), "output": str(tmp_path / "results.json")}
-    result = evaluating.evaluate(evaluating.EvaluateArguments(**options, **files))
-    assert json.loads((tmp_path / "results.json").read_text())["loss"] == result["loss"]
-    with (tmp_path / "shown.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert result["top1_accuracy"] == np.mean([row["top1"] == row["label"] for row in rows])
-    assert [row["path"] for row in rows] == [f"row {number}" for number in range(360)]
-    assert 0 <= result["calibration_error"] <= 1
-    with pytest.raises(OutputExistsError, match=r"shown.csv already exists"):
-        evaluating.evaluate(evaluating.EvaluateArguments(**options, predictions=files["predictions"]))
+    results = {
+        views: evaluating.evaluate(evaluating.EvaluateArguments(
+            **options, views=views, predictions=str(tmp_path / f"{views}.csv"), output=str(tmp_path / f"{views}.json")
+        ))
+        for views in ("one", "flip", "ten_crop")
+    }  # fmt: skip
+    assert len({result["loss"] for result in results.values()}) == 3
+    for views, result in results.items():
+        assert json.loads((tmp_path / f"{views}.json").read_text())["views"] == views
+        with (tmp_path / f"{views}.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert result["top1_accuracy"] == np.mean([row["top1"] == row["label"] for row in rows])
+        assert [row["path"] for row in rows] == [f"row {number}" for number in range(360)]
+        assert 0 <= result["calibration_error"] <= 1
+    with pytest.raises(OutputExistsError, match=r"one.csv already exists"):
+        evaluating.evaluate(evaluating.EvaluateArguments(**options, predictions=str(tmp_path / "one.csv")))
     for name in ("output", "predictions"):
         with pytest.raises(OutputError, match=r"results.txt is not the name of a .(json|csv) file"):
             evaluating.evaluate(evaluating.EvaluateArguments(**options, **{name: str(tmp_path / "results.txt")}))

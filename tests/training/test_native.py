@@ -89,6 +89,8 @@ def test_saved_folder_gives_the_numbers_of_the_evaluation(folder, data, tmp_path
     again = evaluate(model=folder, dataset=data, batch_size=13)
     assert again["top1_accuracy"] == results["test_accuracy"]
     assert again["loss"] == results["test_loss"]
+    with pytest.raises(TrainingError, match="keeps the aspect ratio of images, within 21 patches"):
+        evaluate(model=folder, dataset=data, views="flip")
     predict(model=folder, dataset=data, split="test", output_dir=tmp_path / "shards")
 
 

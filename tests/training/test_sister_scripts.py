@@ -120,7 +120,7 @@ def test_an_exported_folder_is_evaluated_and_any_training_of_it_is_refused(engin
     folder, model = tmp_path / "exported", PlainViTForImageClassification.from_pretrained(classifier)
     processor = PlainViTImageProcessor.from_pretrained(classifier)
     to_engine(model, folder, engine=engine, image_processor=processor)
-    options = {"dataset": "digits"}
+    options = {"dataset": "digits", "views": "flip"}
     expected = evaluate(model=classifier, **options)
     results = evaluate(model=folder, **options)
     assert results["top1_accuracy"] == expected["top1_accuracy"]

@@ -351,6 +351,8 @@ def test_the_evaluation_of_several_labels_is_scikit_learns_in_the_order_of_the_m
         rows = list(csv.DictReader(file))
     assert [row["even"] for row in rows] == [str(int(shown)) for shown in targets[:, 2]]
     assert "mean average precision" in capsys.readouterr().out
+    with pytest.raises(DataError, match="views are for single labels"):
+        evaluate(model=tmp_path / "model", dataset=sets[MULTI_LABEL], views="flip")
     save_plain_vit(tmp_path / "other", num_labels=2, id2label={0: "even", 1: "odd"}, problem_type=MULTI_LABEL)
     with pytest.raises(DataError, match="does not know 2 of the 3 classes of the data: round, small"):
         evaluate(model=tmp_path / "other", dataset=sets[MULTI_LABEL])
