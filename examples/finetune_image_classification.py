@@ -140,7 +140,7 @@ class FineTuning:
             self.accelerator.print(f"replaced, because it cannot be read: {', '.join(broken)}")
         if self.accelerator.is_main_process:
             inputs, targets = self.task.inputs(batch)
-            show_batch(file, inputs, targets, self.image_processor, self.data.label_names)
+            show_batch(file, self.task.resized(inputs), targets, self.image_processor, self.data.label_names)
             self.accelerator.print(f"the first batch is drawn in {file}")
 
     def find_micro_batches(self) -> None:

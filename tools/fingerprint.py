@@ -173,7 +173,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "stream": (1, STREAM),
     "2 processes, stream": (2, STREAM),
     "many sizes": (1, {"native_aspect_ratio": True, "crop_scale": 0.3, "augmentation": "randaugment"}),
-    "momentum": (1, {"optimizer": "sgd"}),
+    "growing images": (1, {"initial_image_size": 8, "growth_epochs": 1, "optimizer": "sgd"}),
     "sharpness": (1, {"sharpness_radius": 0.2, "layer_decay": 0.8, "gradient_checkpointing": True}),
     "masked patches": (1, PATCHES),
     "2 processes, masked patches": (2, {**PATCHES, "gradient_accumulation_steps": 2}),

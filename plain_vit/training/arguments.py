@@ -556,6 +556,12 @@ class AugmentationOptions(TransformOptions):
 
     _argument_group_name: ClassVar[str] = "augmentation"
 
+    initial_image_size: Pixels | None = option(
+        None,
+        "shorter edge of the first training images, which then grow to the model's size (default: that size)",
+        excludes=SIZED,
+    )
+    growth_epochs: Amount | None = option(None, "epochs after which they have that size", needs="initial_image_size")
     repeated_augmentation: Count = option(
         1,
         "differently augmented copies of an image in a batch; an epoch has that many times fewer images",

@@ -43,6 +43,7 @@ MIXED = {"mixup": 0.8, "cutmix": 1.0, "repeated_augmentation": 2, "horizontal_fl
 STREAM = {"streaming": True, "stream_images": 70, "shots_per_class": None, "stream_buffer": 20}
 SELECTED = {"validation_fraction": 0.2, "ema_decay": 0.9, "best_kept": 2}
 LORA = {"lora_rank": 2, "gradient_accumulation_steps": 2}
+GROWING = {"initial_image_size": 8, "growth_epochs": 2}
 NATIVE = {"native_aspect_ratio": True, "crop_scale": 0.3, "num_workers": 1}
 RANDOM = {"drop_path_rate": 0.3, "hidden_dropout_prob": 0.1}  # of the model
 
@@ -60,6 +61,7 @@ SETTINGS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "many sizes, workers": (1, NATIVE, {}),
     "2 processes, mixing, dropout": (2, MIXED, RANDOM),
     "2 processes, stream, mixing": (2, {**STREAM, "cutmix": 1.0}, {}),
+    "growing images": (1, GROWING, {}),
     "2 processes, selected weights, average": (2, SELECTED, {}),
     "2 processes, LoRA, accumulation": (2, LORA, {}),
     "2 processes, sharded, average": (2, {"shard": True, "ema_decay": 0.9}, RANDOM),

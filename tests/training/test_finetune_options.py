@@ -131,6 +131,7 @@ def test_other_size_is_trained_at_and_saved(run):
         {"image_size": [16]},
         {"image_size": [32, 40]},
         {"test_size": [40]},
+        {"initial_image_size": 16, "growth_epochs": 1.0},
         {"native_aspect_ratio": True},
     ],
     ids=lambda option: next(iter(option)),

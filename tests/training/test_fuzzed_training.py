@@ -101,6 +101,8 @@ def _draw_images(options: Options, fields: Options, *, mixed: bool) -> None:
         options.draw(0.2, "image_size", [24], [16, 32])
         options.draw(0.2, "test_size", [40, 24])
         options.draw(0.2, "test_crop", 0.875)
+        if options.chance.random() < 0.2:
+            options |= {"initial_image_size": 16, "growth_epochs": 1}
         if "crop_scale" not in options:
             options.draw(0.3, *options.chance.choice([("crop_padding", 3), ("resize_to", 40)]))
     options.draw(0.4, "augmentation", "affine", "randaugment", "autoaugment", "trivialaugment", "threeaugment")

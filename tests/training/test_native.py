@@ -154,7 +154,7 @@ def test_several_labels_are_learnt_and_micro_batches_that_fit_are_found(run, dat
 
 
 GIVEN = {
-    "mixup": 0.1, "cutmix": 1.0, "teacher": "x", "image_size": [32], "test_size": [32],
+    "mixup": 0.1, "cutmix": 1.0, "teacher": "x", "image_size": [32], "test_size": [32], "initial_image_size": 16,
     "test_crop": 0.9, "resize_to": 64, "crop_padding": 2, "compile": True,
 }  # fmt: skip
 

@@ -490,7 +490,7 @@ def test_card_and_report_say_what_was_done(finished, model_folder, tmp_path):
                 "selected_step | 2", "lora_rank | 2", "lora_alpha | 16", "dropout | 0.125",
                 "teacher | finished", "distillation | soft"):  # fmt: skip
         assert f"| {row} |" in card
-    for name in ("plateau_patience", "plateau_factor", "cooldown_steps", "initialization"):
+    for name in ("plateau_patience", "plateau_factor", "cooldown_steps", "initialization", "growth_epochs"):
         assert f"| {name} |" not in card
     assert not any(str(folder.parent) in card for folder in (finished, model_folder)), "folders are private"
     assert cells[cells.index("steps") + 1] == "6 of 12 images, 1.0 epochs; stopped early, of 40 planned"

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ...configuration_plain_vit import PlainViTConfig
 from ...errors import TrainingError
 from ...scores import MULTI_LABEL, REGRESSION
 from ...system.extras import needs
@@ -16,11 +17,12 @@ from ..arguments import ClassifierOptions
 from ..data import ImageClassificationData
 from ..data.inputs import model_inputs
 from ..data.mixing import FOLLOWING, Blend, Mixing
+from ..data.progressive import ProgressiveResizing
 from ..hardware.sharding import is_sharded, whole_state
 from ..loop import Batch, ResultT, Task
 from ..losses import balancing_weights, classification_loss, distillation_loss
 from ..metrics import LOWER_IS_BETTER, METRICS, Evaluation, evaluate_classifier
-from ..models import Teacher, as_saved, merged
+from ..models import Teacher, as_saved, check_positions, merged, one_size_error
 from ..vector_metrics import METRICS as VECTOR_METRICS
 
 with needs("plain-vit[train]"):
@@ -57,11 +59,12 @@ class ImageTask(Task[ResultT]):
         model: any transformers image classifier, before it is prepared.
         image_processor: the model's image processor.
         data: the dataset with its classes.
-        options: mixup and CutMix.
+        options: mixup, CutMix and progressive resizing.
         normalize: normalisation of a batch's `pixel_values` from [0, 255].
 
     Raises:
-        TrainingError: The loss or the metric is for another problem.
+        TrainingError: The loss or the metric is for another problem, or progressive resizing is on and the model takes
+            images of only one size.
     """
 
     check = staticmethod(check_choices)
@@ -91,10 +94,18 @@ class ImageTask(Task[ResultT]):
             off_step=None if off_epoch is None else math.ceil(off_epoch * data.train_images / options.batch_size),
         )
         self.blend: Blend | None = None  # blend of the current step
+        self.resizing = progressive_resizing(options, model.config, data.train_images)
+        self.step = 0
 
     def begin_step(self, step: int) -> None:
         """Draw the blend of the step."""
-        self.blend = self.mixing.blend(step)
+        self.step, self.blend = step, self.mixing.blend(step)
+
+    def resized(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the model's inputs, resized to the size of the step."""
+        if self.resizing is None:
+            return inputs
+        return {**inputs, "pixel_values": self.resizing(inputs["pixel_values"], self.step)}
 
     def inputs(self, batch: Batch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Return the model's inputs and the targets, blended if the step has a blend."""
@@ -115,6 +126,34 @@ class ImageTask(Task[ResultT]):
     def reopen(self, folder: Path) -> nn.Module:
         """Load a saved model, whose LoRA adapters are merged."""
         return self.kind.from_pretrained(folder)
+
+
+def progressive_resizing(options: ClassifierOptions, config: Any, images: int) -> ProgressiveResizing | None:
+    """Return the sizes of the training images by step, or None if they always have the model's size.
+
+    Raises:
+        TrainingError: The model takes images of only one size, or the initial size does not fit it.
+    """
+    if options.initial_image_size is None:
+        return None
+    if options.growth_epochs is None:
+        raise TrainingError("With initial_image_size, growth_epochs is missing: give it, such as 0.8 of all epochs.")
+    if not isinstance(config, PlainViTConfig):
+        raise one_size_error(type(config), "--initial_image_size")
+    check_positions(config, "--initial_image_size")
+    steps = options.growth_epochs * images / options.batch_size
+    resizing = ProgressiveResizing(config.image_shape, config.patch_shape, options.initial_image_size, steps)
+    if options.initial_image_size > min(config.image_shape):
+        height, width = config.image_shape
+        raise TrainingError(
+            f"initial_image_size is {options.initial_image_size}, above the model's {height} x {width}: give a smaller "
+            "one."
+        )
+    try:
+        type(config)(**{**config.to_dict(), "image_size": resizing.size(0)})
+    except ValueError as error:
+        raise TrainingError(f"The model cannot be trained at --initial_image_size: {error}") from error
+    return resizing
 
 
 HEADS = ("classifier", "distillation_classifier")
@@ -183,7 +222,7 @@ class Classification(ImageTask[Evaluation]):
         """Return the mean loss of a batch, and the number of correct predictions."""
         options = self.options
         inputs, targets = self.inputs(batch)
-        logits = model(**inputs).logits.float()
+        logits = model(**self.resized(inputs)).logits.float()
         # In DeiT, one token learns from the label, the other from the teacher; the model's logits are their mean.
         own, taught = (self.head_logits[name].float() for name in HEADS) if self.heads else (logits, logits)
         loss = classification_loss(

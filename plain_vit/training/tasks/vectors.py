@@ -65,7 +65,7 @@ class VectorPrediction(ImageTask[VectorEvaluation]):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the mean loss of a batch."""
         inputs, targets = self.inputs(batch)
-        logits = model(**inputs).logits.float()
+        logits = model(**self.resized(inputs)).logits.float()
         if self.options.problem_type == MULTI_LABEL:
             return classification_loss(logits, targets.float(), kind=self.kind_of_loss), {}
         return REGRESSION_LOSSES[self.kind_of_loss](logits, targets.float()), {}
