@@ -242,6 +242,7 @@ _CASES: dict[str, Callable[[str], Any]] = {
     "Blip2ForImageTextRetrieval": _queried(),
     "Blip2VisionModelWithProjection": _queried(),
     "InstructBlipVisionModel": _of(**SQUARE),
+    "InstructBlipVideoVisionModel": _of(**SQUARE),
     "InstructBlipModel": _queried(),
     "InstructBlipForConditionalGeneration": _queried(),
     "InternVLVisionModel": _of(**SQUARE, attention_bias=True),

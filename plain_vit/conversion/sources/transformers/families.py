@@ -734,6 +734,7 @@ BLIP = Family(
 )  # fmt: skip
 BLIP_2 = replace(BLIP, model_type="blip_2_vision_model", settings={**BLIP.settings, "qkv_bias": "qkv_bias"})
 INSTRUCTBLIP = replace(BLIP_2, model_type="instructblip_vision_model")
+INSTRUCTBLIPVIDEO = replace(BLIP_2, model_type="instructblipvideo_vision_model")
 INTERNVL = Family(
     "internvl_vision", INTERNVL_ROWS, (), INTERNVL_SETTINGS, VIT.fixed,
     ("projection_dropout", "use_absolute_position_embeddings", "use_mean_pooling", "use_qk_norm", "use_mask_token"),
@@ -852,6 +853,7 @@ ARCHITECTURES = {
     "BlipVisionModel": Architecture(BLIP),
     "Blip2VisionModel": Architecture(BLIP_2),
     "InstructBlipVisionModel": Architecture(INSTRUCTBLIP),
+    "InstructBlipVideoVisionModel": Architecture(INSTRUCTBLIPVIDEO),
     "InternVLVisionModel": Architecture(INTERNVL),
     "QianfanOCRVisionModel": Architecture(QIANFAN_OCR),
     "SiglipVisionModel": Architecture(SIGLIP),
