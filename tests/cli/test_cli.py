@@ -48,6 +48,7 @@ from plain_vit.training.data.glyphs import CHARACTERS
 from plain_vit_command import COMMANDS, ENGINES, FOLDERS, FORMATS, HINTS, PREFIXES, SCRIPTS, main, parser_of
 from tests.conftest import randomize_
 from tests.hub.endpoint import HubEndpoint
+from tests.model import bare
 from tests.sizes import few
 from tests.tiny import tiny_config
 
@@ -489,6 +490,27 @@ sys.exit(code)
     _, seconds, *imported = used.split()
     assert imported == []
     assert float(seconds) < 0.5
+
+
+AFTER_A_LIGHT_START = """
+import sys
+import plain_vit_command
+
+assert plain_vit_command.main(["list", "no-such-name"]) == 3
+assert "transformers" not in sys.modules
+plain_vit_command.whole_package()
+import plain_vit
+from transformers import AutoConfig
+
+assert type(AutoConfig.for_model("plain_vit")) is plain_vit.PlainViTConfig
+assert plain_vit_command.whole_package() is plain_vit
+assert callable(plain_vit.list_models)
+"""
+
+
+def test_a_command_that_started_without_torch_runs_with_the_whole_package(tmp_path: Path) -> None:
+    printed = bare.run(AFTER_A_LIGHT_START, cwd=Path(plain_vit.__file__).parents[1], home=tmp_path)
+    assert "plain-vit: CheckpointError: no name is like 'no-such-name'" in printed
 
 
 def test_every_option_has_a_help_and_every_command_an_example() -> None:
