@@ -3,6 +3,7 @@
 `python -m tests.cli.test_bad_inputs` writes docs/reference/bad_inputs.md, the table of all of them.
 """
 
+import itertools
 import json
 import os
 import re
@@ -337,6 +338,12 @@ ENVIRONMENT = {
 
 
 COMMAND = {
+    "an unknown command, option or choice, a missing argument": (
+        "three lines with the nearest word, exit code 2",
+        "cli/test_cli.py::test_help_and_mistakes_are_answered_at_once_without_torch"),
+    "a path that is not there, a file that begins as no weights do": (
+        "the error within 0.5 s of CPU time",
+        "cli/test_cli.py::test_help_and_mistakes_are_answered_at_once_without_torch"),
     "two models of different sizes, NaN, or a difference above `--tolerance`": (
         "VerificationError", "cli/test_cli.py::test_verify_of_models_of_other_sizes_is_a_verdict"),
     "`--labels` of a device, a pipe, a folder": (
@@ -429,7 +436,7 @@ def test_the_page_of_bad_inputs_is_up_to_date() -> None:
 
 
 def test_the_tests_that_the_page_names_are_there() -> None:
-    for _, test in (*WRITING.values(), *HUB.values(), *DRAWING.values(), *ENVIRONMENT.values()):
+    for _, test in itertools.chain(*(table.values() for table in (COMMAND, WRITING, HUB, DRAWING, ENVIRONMENT))):
         file, _, name = test.partition("::")
         assert f"def {name}(" in (ROOT / "tests" / file).read_text(), test
 
