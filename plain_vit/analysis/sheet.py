@@ -77,18 +77,18 @@ class Subject:
         That is the likeliest class; without labels, the similarity to the first image (of that one: to the second).
 
         Raises:
-            AnalysisError: There are no labels and no second image.
+            AnalysisError: There are no labels, and no second image or no pooled features.
         """
         model = plain(self.model)
         if hasattr(model, "classifier") and model.config.num_labels:
             names = class_labels(self.class_names)
             return self.each(gradient_method), [names[number] for number in self.probabilities.argmax(axis=1)]
-        if len(self.pixel_values) == 1:
+        with torch.no_grad():
+            pair = vectors(observed(model), self.pixel_values[:2].to(model.device))
+        if len(pair) == 1:
             raise AnalysisError(
                 "the model has no labels, and there is no second image to compare with: give two images"
             )
-        with torch.no_grad():
-            pair = vectors(observed(model), self.pixel_values[:2].to(model.device))
         maps = [
             gradient_method(model, image[None], partial(torch.cosine_similarity, pair[0 if number else 1], dim=0))
             for number, image in enumerate(self.pixel_values)

@@ -149,6 +149,8 @@ def test_every_section_has_arrays_or_says_why_not(monkeypatch: pytest.MonkeyPatc
         alone = sections(model, processor, images[-1:])
         for name in OF_EACH_IMAGE:
             arrays = together[name]
+            if "no second image to compare with" in alone[name]:  # without labels, these maps are of pairs
+                continue
             last = arrays if isinstance(arrays, str) else {what: array[-1:] for what, array in arrays.items()}
             assert_equal(last, alone[name], f"seed {seed}, {name}, alone and together")
         if model.config._attn_implementation != "eager":
