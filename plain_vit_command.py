@@ -153,6 +153,10 @@ CSV = argument("--output-format", "how the result is printed", choices=("text", 
 SOURCE = argument("source", "file, folder, Hub id or name", type=source)
 FORCE = flag("--force", "replace OUT; a folder with other files is renamed and kept")
 IMAGES = argument("images", "image files", nargs="+", metavar="IMAGE", type=image)
+IMAGES_OR_DATASET = argument(
+    "images", "image files; or one dataset: a folder, 'images/*.jpg', a parquet or tar file, s3://..., or a Hub name",
+    nargs="+", metavar="IMAGE", type=image,
+)  # fmt: skip
 MODEL = argument("--model", "file, folder, Hub id or name; the options describe this one", required=True, type=source)
 OUT_FOLDER = argument("--out", "new or empty folder", required=True, type=Path)
 ENGINE_ROWS = (
@@ -214,23 +218,25 @@ COMMANDS = {
         {f"engines ({', '.join(ENGINES)})": ENGINE_ROWS, **OF_CHECKPOINT},
     ),
     "predict": Command(
-        "print the likeliest classes of image files",
+        "print the likeliest classes of images; with --out DIR, write those of any number of images",
         "cat.jpg dog.jpg --model vit-b-16",
         [
-            IMAGES,
+            IMAGES_OR_DATASET,
             MODEL,
+            argument("--out", "new folder, for a dataset, with the options of predict.py", type=Path),
             argument("--top", "classes of each image", type=count, default=5),
             CSV,
         ],
         OF_CHECKPOINT,
     ),
     "embed": Command(
-        "write the features of image files to a parquet file",
+        "write the features of images to a parquet file, or of any number of images to a folder",
         "cat.jpg dog.jpg --model vit-b-16 --out features.parquet",
         [
-            IMAGES,
+            IMAGES_OR_DATASET,
             MODEL,
-            argument("--out", "new .parquet file", required=True, type=Path),
+            argument("--out", "new .parquet file; or a folder, for a dataset, with the options of extract_features.py",
+                     required=True, type=Path),
             argument("--feature", "what a classifier would read; class token, mean of the patches, both; or the grid "
                      "of patches", choices=FEATURES, default="pooled"),
             FORCE,
@@ -288,6 +294,16 @@ COMMANDS = {
     "probe": Command(
         "evaluate frozen features", "--model glyphs --dataset digits --output-dir runs/probe", script="linear_probe"
     ),
+    "serve": Command(
+        "answer requests over HTTP with the predictions of an exported model",
+        "glyphs-onnx --port 8000",
+        [
+            argument("folder", "folder that `plain-vit export --to onnx` wrote", type=Path),
+            argument("--host", "address to listen on; others see only this machine's", default="127.0.0.1"),
+            argument("--port", "0 takes a free one", type=int, default=8000),
+            argument("--threads", "threads of the model; 0 for one on each core", type=int, default=0),
+        ],
+    ),
     "push": Command(
         "upload the folder of a saved model to the Hub, in one commit",
         "vit-b-16 user/vit-b-16",
@@ -328,6 +344,7 @@ COMMANDS = {
     ),
 }  # fmt: skip
 
+BULK = {"predict": "predict", "embed": "extract_features"}  # scripts of the commands over a dataset, into a folder
 SCRIPTS = {name: command.script for name, command in COMMANDS.items() if command.script is not None}
 
 
@@ -345,7 +362,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         light_package()
         name = words[0] if words and words[0] in COMMANDS else ""
         if name in SCRIPTS:
-            return start_script(name, words[1:])
+            return start_script(name, SCRIPTS[name], words[1:])
+        if (of_script := bulk_words(name, words[1:])) is not None:
+            return start_script(name, BULK[name], of_script)
         options = parser_of(name).read(words[1:] if name else words)
         options.command, options.words = name, words
         from plain_vit.cli import run
@@ -396,7 +415,9 @@ def prepare(options: Namespace) -> None:
         for value in given if isinstance(given, list) else [given] * (given is not None):
             if settings.get("type") is source and named_by(value) is None:
                 path_of(value)
-            elif settings.get("type") is image and not os.path.lexists(value):
+            elif settings.get("type") is image and not (
+                os.path.lexists(value) or (given == [value] and names_dataset(value))
+            ):
                 raise DataError(f"{value} does not exist: expected an image file")
     refuse_output_name(options)
     if options.command not in NO_TORCH:
@@ -419,6 +440,8 @@ def refuse_contradictions(options: Namespace) -> None:
     if options.command == "export" and options.to not in ENGINES and (name := given(*dict(ENGINE_ROWS))):
         options.refuse(f"{name} is for --to {' and '.join(ENGINES)}")
     of_dataset = "--dataset-subset", "--split", "--image-column"
+    if options.command == "predict" and given("--out"):
+        options.refuse("--out is a folder, for one dataset: name the dataset first, or redirect what is printed")
     if options.command == "browse" and options.dataset is None and (name := given(*of_dataset)):
         options.refuse(f"{name} is of a dataset: give --dataset too")
 
@@ -435,18 +458,41 @@ def refuse_output_name(options: Namespace) -> None:
     out, command = getattr(options, "out", None), options.command
     suffix = "" if out is None else out.suffix.lower()
     if command == "embed" and suffix != ".parquet":
-        raise OutputError(f"{out} is not the name of a parquet file, as features are written: end it in .parquet")
+        raise OutputError(
+            f"{out} is not the name of a parquet file, as features are written: end it in .parquet, or name one "
+            "dataset first, for a folder"
+        )
     is_file = command == "embed" or (command == "export" and options.to not in FOLDERS)
     if suffix in (*WEIGHTS, *OTHER_FILES) and not is_file:
         what = f"what {options.to} opens" if command == "export" else f"what {command} writes"
         raise OutputError(f"{out} ends in {suffix!r} like a file, but {what} is a folder: give a name without it")
 
 
-def start_script(command: str, words: list[str]) -> int:
+def bulk_words(command: str, words: Sequence[str]) -> list[str] | None:
+    """Return the words of the script that runs over a dataset, if the command names one, and a folder to write."""
+    places = [place for place, word in enumerate(words) if word == "--out" or word.startswith("--out=")]
+    if command not in BULK or not words or not names_dataset(words[0]) or not places:
+        return None
+    out = words[places[-1] :][:2] if words[places[-1]] == "--out" else words[places[-1]].split("=", 1)
+    if out[-1].endswith(".parquet"):
+        return None  # one table, in memory
+    rest = [word.replace("--out", "--output-dir", 1) if place in places else word for place, word in enumerate(words)]
+    return ["--dataset", *rest]
+
+
+def names_dataset(word: str) -> bool:
+    """Return whether a word is a folder, a pattern, a URL, a table, a shard or a name, and no image file."""
+    suffix = os.path.splitext(word)[1]
+    is_pattern = any(character in word for character in "*?[") and not os.path.lexists(word)
+    is_name = not suffix and not os.path.lexists(word) and not word.startswith("-")
+    return os.path.isdir(word) or "://" in word or suffix in (".parquet", ".tar") or is_pattern or is_name
+
+
+def start_script(command: str, script: str, words: list[str]) -> int:
     """Run an example script as its `__main__`."""
     from plain_vit.cli import examples_folder
 
-    script = str(examples_folder() / f"{SCRIPTS[command]}.py")
+    script = str(examples_folder() / f"{script}.py")
     before, sys.argv = sys.argv, [script, *words]
     try:
         runpy.run_path(script, {"PROGRAM": f"plain-vit {command}"}, run_name="__main__")

@@ -7,6 +7,7 @@ import argparse
 import io
 import json
 import os
+import runpy
 import shutil
 import sys
 import traceback
@@ -265,7 +266,10 @@ def predict(options: argparse.Namespace) -> None:
     table, broken = table_of_files(Predictor, options, top=options.top)
     many, one, form = ("values", "value", "12.5g") if "values" in table.column_names else (
         "probabilities", "probability", "7.2%")  # fmt: skip
-    images = table.select(["path", "labels", many]).to_pylist()
+    images = [
+        {"path": image["path"] or f"row {image['row']}", **{name: image[name] for name in ("labels", many)}}
+        for image in table.to_pylist()
+    ]
     lines, rows = [], []
     for image in images:
         lines.append(image["path"])
@@ -307,14 +311,36 @@ def browse(options: argparse.Namespace) -> None:
         print(f"plain-vit: cannot be read: {printable(broken)}", file=sys.stderr)
 
 
+def serve(options: argparse.Namespace) -> None:
+    """Start the service of `examples/serve/app.py`."""
+    script = str(examples_folder() / "serve" / "app.py")
+    chosen = [word for name in ("host", "port", "threads") for word in (f"--{name}", str(getattr(options, name)))]
+    before, sys.argv = sys.argv, [script, str(options.folder), *chosen]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        sys.argv = before
+
+
 def table_of_files(kind: Any, options: argparse.Namespace, **chosen: Any) -> tuple[Any, list[str]]:
-    """Return the columns of image files, and which files cannot be read and why."""
+    """Return the columns of images, and which cannot be read and why."""
     model, image_processor = open_for_inference(options)  # not prepared: that takes as long as a batch
     work = kind(model, image_processor=image_processor, batch_size=BATCH, **chosen)
-    table, broken = work.table(options.images)
+    table, broken = work.table(images_of(options.images))
     if not table.num_rows:
         raise DataError(f"No image can be read: {', '.join(broken)}.")
     return table, broken
+
+
+def images_of(named: Sequence[str]) -> Sequence[Any]:
+    """Return image files, or the images of the one dataset that is named."""
+    from .training.data import load_images
+    from .training.data.decoding import as_files
+
+    if len(named) > 1 or (Path(named[0]).is_file() and Path(named[0]).suffix not in (".parquet", ".tar")):
+        return named
+    images: Sequence[Any] = as_files(load_images(named[0], all_of_folder=True))["image"][:]
+    return images
 
 
 def open_for_inference(options: argparse.Namespace) -> tuple[Any, Any]:
@@ -420,5 +446,5 @@ def read_labels(path: Path) -> list[str] | dict[int, str]:
 COMMANDS = {
     "inspect": inspect, "convert": convert, "verify": verify, "export": export, "push": push, "show": show, "env": env,
     "examples": examples, "predict": predict, "embed": embed,
-    "browse": browse, "list": list_names,
+    "browse": browse, "list": list_names, "serve": serve,
 }  # fmt: skip

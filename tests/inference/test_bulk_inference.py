@@ -790,6 +790,37 @@ def test_the_command_predicts_and_embeds_files_like_the_scripts(
     assert "one.parquet, 1 image\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_the_commands_take_datasets_and_write_what_the_scripts_write(
+    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", str(model), "--batch-size", "3", "--shard-size", str(SHARD)]
+    for command, run in (("embed", extract), ("predict", predict)):
+        run(model=str(model), dataset=str(images), output_dir=str(tmp_path / f"{command} script"))
+        out = tmp_path / command
+        assert main([command, str(images), *options, f"--out={out}"]) == 0
+        assert contents(out) == contents(tmp_path / f"{command} script")
+        with pytest.raises(SystemExit) as end:
+            main([command, str(images), *options, "--out", str(out)])
+        assert end.value.code == OutputExistsError.exit_code
+        assert main([command, str(images), *options, "--out", str(out), "--resume"]) == 0
+    capsys.readouterr()
+    for dataset in (str(images), f"{images}/*.png"):
+        assert main(["predict", dataset, "--model", str(model), "--json"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert [Path(each["path"]).name for each in printed] == [f"{number:02d}.png" for number in range(IMAGES)]
+        assert [each["labels"] for each in printed] == [row[:5] for row in table_of(tmp_path / "predict")["labels"]]
+    assert main(["embed", str(images), "--model", str(model), "--out", str(tmp_path / "one.parquet")]) == 0
+    assert parquet.read_metadata(tmp_path / "one.parquet").num_rows == IMAGES
+    capsys.readouterr()
+    for words in (["predict", str(images / "00.png"), "--out", "out"], ["predict", "nothing.jpg"]):
+        with contextlib.suppress(SystemExit):
+            assert main([*words, "--model", str(model)]) != 0
+    said = capsys.readouterr().err
+    assert "--out is a folder, for one dataset" in said
+    assert "nothing.jpg does not exist: expected an image file" in said
+
+
 def test_the_command_prints_what_can_be_read_and_then_fails(
     model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
