@@ -161,7 +161,7 @@ def test_all_ways_to_features_give_the_same_and_another_model_is_noticed(tmp_pat
 
 
 def test_extraction_is_compared_with_a_run_that_does_one_after_the_other() -> None:
-    seconds = {"forward alone": 4, "reading alone": 2, "plain-vit": 6, "plain-vit, 1 worker": 7}
+    seconds = {"forward alone": 4, "reading alone": 2, "plain-vit": 6, "plain-vit, 1 worker": 7, "FeatureExtractor": 5}
     seconds |= {f"transformers' pipeline, batch {batch}": 7 + batch for batch in (1, 8, 32)}
     results = [
         Result(f"{size}: {name}", one, one, one, 1, (1, 1), 1, None, 20, None, None, None)
@@ -169,12 +169,13 @@ def test_extraction_is_compared_with_a_run_that_does_one_after_the_other() -> No
         for name, one in seconds.items()
     ]
     lines = bench_extract.ratio_table(results, threads=2).splitlines()[2:]
-    assert lines[:3] == [
+    assert lines[:4] == [
         "| tiny | forward alone | 0.67 | - |",
         "| tiny | forward alone and reading alone | 0.83 | 0.95 |",  # 4 s and half of 2
+        "| tiny | FeatureExtractor | 0.83 | - |",
         "| tiny | the fastest transformers' pipeline | 1.33 | 1.2 |",
     ]
-    assert lines[3:5] == [
+    assert lines[4:6] == [
         "| base | forward alone | 0.67 | 0.95 |",
         "| base | forward alone and reading alone | 0.83 | - |",
     ]
