@@ -806,7 +806,7 @@ def test_the_commands_take_datasets_and_write_what_the_scripts_write(
         assert main([command, str(images), *options, "--out", str(out), "--resume"]) == 0
     capsys.readouterr()
     for dataset in (str(images), f"{images}/*.png"):
-        assert main(["predict", dataset, "--model", str(model), "--json"]) == 0
+        assert main(["predict", dataset, "--model", str(model), "--output-format", "json"]) == 0
         printed = json.loads(capsys.readouterr().out)
         assert [Path(each["path"]).name for each in printed] == [f"{number:02d}.png" for number in range(IMAGES)]
         assert [each["labels"] for each in printed] == [row[:5] for row in table_of(tmp_path / "predict")["labels"]]
