@@ -24,7 +24,8 @@ from .modeling_plain_vit import (
 if TYPE_CHECKING:
     from .conversion.catalogue import list_models
     from .conversion.create import create_image_processor, create_model
-    from .inference.callables import FeatureExtractor, Predictor
+    from .inference.callables import FeatureExtractor as FeatureExtractor
+    from .inference.callables import Predictor as Predictor
 
 __version__ = "0.1.0"
 
@@ -65,7 +66,6 @@ def __getattr__(name: str) -> Any:  # on use: they import the conversion, which 
 
 
 __all__ = [
-    "FeatureExtractor",
     "PlainViTBackbone",
     "PlainViTConfig",
     "PlainViTForImageClassification",
@@ -73,7 +73,6 @@ __all__ = [
     "PlainViTImageProcessor",
     "PlainViTImageProcessorPil",
     "PlainViTModel",
-    "Predictor",
     "create_image_processor",
     "create_model",
     "list_models",
