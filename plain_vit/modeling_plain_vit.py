@@ -515,9 +515,9 @@ class PlainViTModel(PlainViTEncoder):
         pooled = self.forward_head(*tokens.by_image(hidden_states)) if self.add_pooling_layer else None
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
-    def forward_head(self, features: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    def forward_head(self, features: torch.Tensor, *valid: torch.Tensor | None) -> torch.Tensor:
         """Pool the tokens (B, L, D) of `forward_features`, of which those that are not `valid` (B, L) are padding."""
-        return self.representation(self.pooled_layernorm(self.pooler(features, valid)))
+        return self.representation(self.pooled_layernorm(self.pooler(features, *valid)))
 
 
 class PlainViTForImageClassification(PlainViTPreTrainedModel):

@@ -126,7 +126,7 @@ def test_every_picture_draws_names_as_they_are(case: str, names: list[str]) -> N
 
 def test_every_function_that_takes_names_is_among_those_tried() -> None:
     source = "".join(Path(module.__file__ or "").read_text(encoding="utf-8") for module in (plots, dense_plots))
-    assert source.count("\ndef plot_") == len(DRAWN) + 8  # eight draw no names
+    assert source.count("\ndef plot_") == len(DRAWN) + 7  # seven draw no names
     assert "Figure(" not in source  # but `plain_figure`
 
 

@@ -180,18 +180,12 @@ def test_a_sixth_source_goes_in_and_out_as_a_file(sixth: Sixth, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("fields", [{"hidden_act": "relu"}, {"layer_norm_eps": 1e-3}, {"intermediate_size": 96}])
-def test_a_sixth_source_does_not_take_another_model(
-    fields: dict[str, Any], sixth: Sixth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sixth_source_does_not_take_another_model(fields: dict[str, Any], sixth: Sixth, tmp_path: Path) -> None:
     model = from_module(sixth)
     other = type(model)(PlainViTConfig(**{**model.config.to_dict(), **fields}))  # the same names of tensors
     for export in (lambda: to_module(other, "sixth"), lambda: to_checkpoint(other, tmp_path / "x.pt", format="sixth")):
         with pytest.raises(ExportError, match=f"{next(iter(fields))}={next(iter(fields.values()))!r}"):
             export()
-    assert not [*tmp_path.iterdir()]
-    monkeypatch.setitem(globals(), "check_represented", lambda config: None)  # a source that forgets to refuse
-    with pytest.raises(ExportError, match=r"would compute something else|cannot be opened again"):
-        to_checkpoint(other, tmp_path / "x.pt", format="sixth")
     assert not [*tmp_path.iterdir()]
     changed = {"hidden_act": ("act", nn.ReLU()), "layer_norm_eps": ("after", nn.LayerNorm(24, 1e-3))}
     if changing := changed.get(next(iter(fields))):

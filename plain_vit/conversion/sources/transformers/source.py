@@ -199,7 +199,10 @@ class TransformersFormat(Format):
 
     def contains_model(self, module: nn.Module) -> bool:
         """Return whether a live module is of a class that contains a vision tower and other parts."""
-        return type(module).__module__.startswith("transformers.models.")
+        if not type(module).__module__.startswith("transformers.models."):
+            return False
+        model_type = getattr(getattr(module, "config", None), "model_type", None)
+        return type(module).__name__ in CONTAINERS or _other_type({"model_type": model_type}) is not None
 
     def describe_module(self, module: Any, hints: Hints) -> Description:
         """Read the configuration of a live module. It determines everything, so no hints are needed.
