@@ -38,6 +38,7 @@ from plain_vit.errors import (
 from tests.conftest import randomize_
 from tests.peers import vit_pytorch_release
 from tests.sources.transformers_models import tiny_transformers
+from tests.tiny import difference
 
 SIZES: dict[str, Any] = {
     "image_size": (15, 28), "patch_size": (5, 7), "num_classes": 11, "dim": 20, "depth": 3, "heads": 3,
@@ -445,7 +446,10 @@ def test_several_dtypes_become_the_one_that_holds_them_exactly(
     theirs.to(dtype).load_state_dict({name: tensor.to(dtype) for name, tensor in tensors.items()})
     images = torch.randn(2, 3, 15, 28, dtype=dtype)
     converted.model.set_attn_implementation("eager")  # vit-pytorch's order of operations
-    assert torch.equal(logits(converted.model, images), logits(theirs, images))
+    # Some processors divide a product in float64 by its width, and queries, keys and values are one product there: a
+    # rounding in each of the operations that follow. A float32 between them would differ by 1e-8.
+    limit = 16 * torch.finfo(dtype).eps if dtype == torch.float64 else 0.0
+    assert difference(logits(converted.model, images), logits(theirs, images)) <= limit
 
 
 def test_tensors_that_are_not_used_have_no_say_in_the_dtype(tmp_path: Path) -> None:
