@@ -15,7 +15,7 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -76,17 +76,25 @@ def serve(words: list[str], log: Path, descriptors: int) -> None:
     for output in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), output)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    if words[0] == "plain-vit":
+        main(words[1:])
+        return
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
 
 
+SCRIPT = (str(EXAMPLES / "serve" / "app.py"),)
+
+
 @contextmanager
-def served(folder: Path, log: Path, descriptors: int = 4096, **limits: object) -> Iterator[tuple[BaseProcess, str]]:
+def served(
+    folder: Path, log: Path, descriptors: int = 4096, program: Sequence[str] = SCRIPT, **limits: object
+) -> Iterator[tuple[BaseProcess, str]]:
     """Start the service on a free port with a limit of file descriptors, and yield its process and address."""
     options = {"port": 0, "threads": 1, **limits}
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     log.touch()
-    words = [str(EXAMPLES / "serve" / "app.py"), str(folder), *words]
+    words = [*program, str(folder), *words]
     process = server.Process(target=serve, args=(words, log, descriptors))
     process.start()
     try:
@@ -186,6 +194,17 @@ def test_answers_are_those_of_transformers_pipeline_for_images_of_every_kind(
         assert list(found[name].values()) == sorted(found[name].values(), reverse=True)
     spread = [max(one.values()) for one in found.values()]
     assert max(spread) - min(spread) > 100 * TOLERANCE  # answers differ between images
+
+
+@pytest.mark.slow
+def test_the_command_serves_as_the_script_does(exported: Path, tmp_path: Path, client: httpx2.Client) -> None:
+    log = tmp_path / "log"
+    with served(exported, log, program=("plain-vit", "serve")) as (process, address):
+        with httpx2.Client(base_url=f"http://{address}") as other:
+            answers = [predict(one, encoded(picture())).json() for one in (other, client)]
+        process.terminate()
+        assert end(process, log)["accepted"] == 1
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.slow
