@@ -59,6 +59,7 @@ def opened(module: Any, attention: str = "eager") -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_the_classes_are_all_in_the_cases() -> None:
     cases = {type(tiny_transformers(case)).__name__ for case in CASES}
     assert cases >= {*ARCHITECTURES, *CONTAINERS}
