@@ -21,6 +21,9 @@ from .registry import FORMATS
 from .sources.transformers.pixels import processor_from_transformers
 from .tables.format import Format, Hints
 
+# Names of fields in timm, for scripts that were written for its `create_model`.
+OF_TIMM = {"num_classes": "num_labels", "img_size": "image_size", "in_chans": "num_channels"}
+
 
 def create_model(name: str, pretrained: bool = False, num_labels: int | None = None, **fields: Any) -> PreTrainedModel:
     """Build a model by name, with the weights of its source or with random ones.
@@ -34,7 +37,8 @@ def create_model(name: str, pretrained: bool = False, num_labels: int | None = N
         num_labels: Number of labels (default: those of the source); another number than the source's gets a new
             classifier, and 0 none.
         **fields: Fields of the config to change. With weights these may be `image_size`, for which positions are
-            resampled, and fields on which no tensor depends, such as `drop_path_rate`.
+            resampled, and fields on which no tensor depends, such as `drop_path_rate`. timm's `num_classes`, `img_size`
+            and `in_chans` are understood, too.
 
     Returns:
         A `PlainViTForImageClassification`, or a `PlainViTModel` without labels; with weights in evaluation mode.
@@ -44,8 +48,10 @@ def create_model(name: str, pretrained: bool = False, num_labels: int | None = N
         ValueError: A field is unknown or its value invalid, or the weights have other shapes with it.
         PlainViTError: As from `from_checkpoint`.
     """
-    if num_labels is not None:
-        fields["num_labels"] = num_labels
+    given = [*fields.items(), *([] if num_labels is None else [("num_labels", num_labels)])]
+    fields = {OF_TIMM.get(field, field): value for field, value in given}
+    if len(fields) < len(given):
+        raise ValueError(f"{', '.join(field for field, _ in given)} name a field twice: give each once")
     if not pretrained:
         return _built(config_named(name, **fields))
     model = from_checkpoint(str(find(name))).model

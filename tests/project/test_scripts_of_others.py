@@ -13,6 +13,7 @@ import timm
 import torch
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
+import plain_vit
 from plain_vit import PlainViTForImageClassification
 from plain_vit.conversion import from_checkpoint, from_module
 from plain_vit.training.data.glyphs import render_glyphs
@@ -94,6 +95,19 @@ def test_a_script_of_timm_gets_the_same_features() -> None:
     assert found["channels"] == expected["channels"]
     for name in ("tokens", "logits", "final", "maps", "layers", "features"):
         torch.testing.assert_close([*found[name]], [*expected[name]], rtol=1e-5, atol=1e-6)
+
+
+def test_a_script_of_timm_builds_models_by_the_same_arguments() -> None:
+    script = """
+model = create_model("vit_tiny_patch16_224", pretrained=False, img_size=(32, 48), num_classes=7, in_chans=1).eval()
+with torch.inference_mode():
+    logits = model.forward_head(model.forward_features(pixels))
+"""
+    for create_model in (plain_vit.create_model, timm.create_model):
+        found = run(script, create_model=create_model, torch=torch, pixels=torch.randn(2, 1, 32, 48))
+        assert found["logits"].shape == (2, 7)
+    with pytest.raises(ValueError, match="num_classes, num_labels name a field twice"):
+        plain_vit.create_model("vit_tiny_patch16_224", num_labels=3, num_classes=3)
 
 
 @pytest.mark.slow
