@@ -501,12 +501,17 @@ def start_script(command: str, script: str, words: list[str]) -> int:
     return 0
 
 
-def check_script(file: str, description: str | None) -> None:
-    """Answer `--help` and mistakes in the words of a script of `examples/`, and return if there are none."""
+def check_script(script: str, description: str | None) -> None:
+    """Answer `--help` and mistakes in the words of a script, and return if there are none.
+
+    Args:
+        script: Its name in `examples/`, also of a copy.
+        description: What it does.
+    """
     light_package()
     from plain_vit.training.arguments import SCRIPTS, check_words, run_script
 
-    run_script(check_words, SCRIPTS[Path(file).stem], description=description)
+    run_script(check_words, SCRIPTS[script], description=description)
     whole_package()
 
 

@@ -33,7 +33,10 @@ EXTRAS = {
     "train": [
         "accelerate>=1.9",
         "datasets>=4.0",
-        "pyarrow>=21.0",  # datasets brings it too
+        # Those that datasets brings too.
+        "pyarrow>=21.0",
+        "pandas>=2.3",
+        "fsspec>=2025.3",
         "peft>=0.18",
         "evaluate>=0.4.1",
         "scikit-learn>=1.4",

@@ -23,7 +23,7 @@ from typing import Any
 if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
     import plain_vit_command
 
-    plain_vit_command.check_script(__file__, __doc__)
+    plain_vit_command.check_script("evaluate_image_classification", __doc__)
 
 import numpy as np
 from torch.utils.data import DataLoader

@@ -23,7 +23,7 @@ from typing import Any
 if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
     import plain_vit_command
 
-    plain_vit_command.check_script(__file__, __doc__)
+    plain_vit_command.check_script("linear_probe", __doc__)
 
 import numpy as np
 import torch

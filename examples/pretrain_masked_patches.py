@@ -21,7 +21,7 @@ from typing import Any
 if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
     import plain_vit_command
 
-    plain_vit_command.check_script(__file__, __doc__)
+    plain_vit_command.check_script("pretrain_masked_patches", __doc__)
 
 import torch
 from torch.utils.data import DataLoader

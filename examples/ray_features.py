@@ -12,7 +12,7 @@ itself: give a Hub name, or a folder that all machines have. Needs `pip install 
 if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
     import plain_vit_command
 
-    plain_vit_command.check_script(__file__, __doc__)
+    plain_vit_command.check_script("ray_features", __doc__)
 
 from plain_vit import FeatureExtractor
 from plain_vit.system.extras import needs

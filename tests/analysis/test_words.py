@@ -75,7 +75,17 @@ DRAWN: dict[str, Callable[[list[str]], Figure]] = {
         IMAGES, np.ones((ROWS, 3, 6, 5), dtype=np.float32), titles=names, unit=names[0]
     ),
     "components": lambda names: plots.plot_patch_components(
-        IMAGES, PatchComponents(np.stack([MAPS] * 3, axis=-1), MAPS > 0.2, np.full(3, 0.1)), titles=names
+        IMAGES,
+        PatchComponents(
+            values=np.stack([MAPS] * 3, axis=-1),
+            foreground=MAPS > 0.2,
+            explained_variance=np.full(3, 0.1),
+            mean=np.zeros(2),
+            directions=np.zeros((2, 3)),
+            side=np.zeros((2, 2)),
+            limits=np.stack([np.zeros(3), np.ones(3)]),
+        ),
+        titles=names,
     ),
     "similarity": lambda names: plots.plot_patch_similarity(IMAGES, MAPS, (1, 1), titles=names),
     "correspondences": lambda names: plots.plot_correspondences(

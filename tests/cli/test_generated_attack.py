@@ -688,7 +688,8 @@ def faults_of(outcome: Outcome) -> Iterator[str]:
     printed = re.sub(r"\r[^\r\n\x1b]*\||\r[^\r\n\x1b]*(/s|s/ images)\]", "", outcome.printed)  # bars of progress
     if odd_characters := sorted({ascii(char) for char in printed if char != "\n" and not char.isprintable()}):
         yield f"prints {' '.join(odd_characters)}"
-    error = re.compile(r"plain-vit( \w+)?: (error|[A-Z]\w*(Error|Exception)|'|\")")
+    # Usage errors, whose code is 2, name no class.
+    error = re.compile("plain-vit: " if outcome.code == 2 else r"plain-vit: ([A-Z]\w*(Error|Exception)|'|\")")
     lines = list(filter(error.match, outcome.printed.splitlines()))
     if outcome.code not in (0, None) and len(lines) != 1:
         yield f"says {len(lines)} things: {outcome.printed!a:.500}"

@@ -29,7 +29,10 @@ RELATIVE_LINK = re.compile(r"\]\((?!https?://|#)([^)]*)\)")
 SOURCES = {"open-clip-torch", "timm", "vit-pytorch"}
 # What is imported only where it is there: `plain_vit.inference.adapters` fills tables of peft on request, and one test
 # runs with torchao, which is installed by hand: it slows every start of transformers down.
-WHERE_IT_IS = {"plain_vit/inference/*.py": {"peft"}, "tests/**/*.py": {"torchao"}}
+# Ray, and paths of stores of objects, are for those who have such.
+WHERE_IT_IS = {
+    "plain_vit/inference/*.py": {"peft", "universal-pathlib"}, "examples/*.py": {"ray"}, "tests/**/*.py": {"torchao"},
+}  # fmt: skip
 
 
 TINY = {"image_size": (8, 12), "patch_size": 4, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,

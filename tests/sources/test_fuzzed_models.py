@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,9 @@ def test_spoilt_settings_open_the_model_or_get_a_documented_error(kind: str, tmp
             (tmp_path / name).write_text(json.dumps(settings))
         started = time.monotonic()
         try:
-            model = from_checkpoint(tmp_path).model
+            with warnings.catch_warnings():  # a key that a later version may know is kept, with a warning
+                warnings.filterwarnings("ignore", "this config, saved by plain-vit .* does not know")
+                model = from_checkpoint(tmp_path).model
         except PlainViTError:
             return
         finally:

@@ -61,7 +61,7 @@ def changed_model(case: str, draw: random.Random) -> tuple[Any, dict[str, Any]] 
     """Return a model with one to three changed settings, and the changes; None if transformers cannot run it."""
     plain = CASES[case]()
     settings = plain.config.to_dict()
-    towers = [settings.get(name) for name in ("vision_config", "backbone_config")]
+    towers = [settings.get(name) for name in ("vision_config", "backbone_config", "encoder")]
     tower = next((tower for tower in towers if isinstance(tower, dict)), settings)
     fixed = LEFT | {name for name, value in tower.items() if isinstance(value, dict) or name.startswith("_")}
     names = [name for name in tower if name not in fixed]

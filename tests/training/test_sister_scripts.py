@@ -73,7 +73,7 @@ def test_one_image_is_not_called_images(classifier, tmp_path, capsys):
         output_dir=tmp_path / "pretrained",
     )  # fmt: skip
     said = capsys.readouterr().out
-    for words in (", on 1 image\n", "predictions for 1 image are in", "features of 1 image are in", "on 1 image; the"):
+    for words in (", on 1 image\n", "predictions of 1 image are in", "features of 1 image are in", "on 1 image; the"):
         assert words in said
 
 
