@@ -827,7 +827,7 @@ def check_words(arguments: Any) -> None:
     Raises:
         PlainViTError: Something is.
     """
-    model, dataset = arguments.model, arguments.dataset
+    model, dataset = arguments.model, getattr(arguments, "dataset", "")
     if named_by(model) is None and (os.path.isfile(model) or model.endswith(WEIGHTS) or model.startswith(PATHS)):
         path_of(model)
     if dataset.startswith(PATHS) and not os.path.exists(dataset):
