@@ -14,13 +14,13 @@ if __name__ == "__main__":  # answer --help and mistakes first: importing torch 
 
     plain_vit_command.check_script("ray_features", __doc__)
 
-from plain_vit import FeatureExtractor
 from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", "ray[data]", script=__name__ == "__main__"):
     import ray
     import ray.data
 
+    from plain_vit import FeatureExtractor
     from plain_vit.training.arguments import RayArguments, run_script
     from plain_vit.training.data.folders import ENDINGS
     from plain_vit.training.models import checkpoint_hints
