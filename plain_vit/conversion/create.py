@@ -13,11 +13,11 @@ from ..errors import UnknownFormatError
 from ..files.reading import download_settings
 from ..image_processing_plain_vit import PlainViTImageProcessor
 from ..positions_plain_vit import GridTables
-from .catalogue import HUB, OURS, SOURCES, find
+from .catalogue import HUB, OURS, find
 from .open import explain_errors, from_checkpoint
 from .plan import without_empty_head
 from .recognition import refuse_settings
-from .registry import FORMATS
+from .registry import FORMATS, NAMED
 from .sources.transformers.pixels import processor_from_transformers
 from .tables.format import Format, Hints
 
@@ -148,7 +148,7 @@ def _described(name: str) -> tuple[PlainViTConfig, Mapping[str, Any], Mapping[st
     if named.prefix == HUB:
         settings, preprocessor = download_settings(named.name)
     else:
-        settings |= FORMATS[SOURCES[named.prefix]].settings_of(named.name)
+        settings |= NAMED[named.prefix].settings_of(named.name)
     if settings.get("model_type") == OURS:
         fields = {key: value for key, value in settings.items() if key != "auto_map"}
         return PlainViTConfig.from_dict(fields), settings, preprocessor, None

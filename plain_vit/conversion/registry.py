@@ -14,11 +14,13 @@ from .sources.torchvision.source import TORCHVISION
 from .sources.transformers.source import TRANSFORMERS
 from .sources.vit_pytorch.source import VIT_PYTORCH
 from .tables.data_files import models_of
-from .tables.format import Format
+from .tables.format import Format, NamedFormat
 
 FORMATS: dict[str, Format] = {
     format.name: format for format in (TIMM, VIT_PYTORCH, TORCHVISION, TRANSFORMERS, OPEN_CLIP, GOOGLE)
 }
+
+NAMED: dict[str, NamedFormat] = {format.name: format for format in (TIMM, TORCHVISION, OPEN_CLIP)}  # by prefix, too
 
 
 def format_named(name: str) -> Format:
@@ -54,7 +56,7 @@ def weights_of(named: Named) -> str:
     """
     if named.prefix == HUB:
         return named.name
-    if named.prefix != OURS and (place := FORMATS[SOURCES[named.prefix]].weights_of(named.name)) is not None:
+    if named.prefix != OURS and (place := NAMED[named.prefix].weights_of(named.name)) is not None:
         return place
     if url := named.entry.get("url"):
         raise CheckpointError(f"the weights of {named} are not on the Hub: download {url}, and give the file")

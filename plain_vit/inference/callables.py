@@ -8,6 +8,7 @@ import copy
 import hashlib
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -59,7 +60,7 @@ OPENED: dict[tuple[object, ...], Opened] = {}  # in this process
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class BatchCallable(BaseEstimator):
+class BatchCallable(BaseEstimator, ABC):
     """A model that adds columns to batches of images."""
 
     model: Any = field(kw_only=False)
@@ -153,6 +154,7 @@ class BatchCallable(BaseEstimator):
     made: ClassVar[str]  # what the columns are
 
     @staticmethod
+    @abstractmethod
     def check(options: Any, model: Any) -> None:
         """Refuse a model that does not have the outputs.
 
@@ -160,16 +162,15 @@ class BatchCallable(BaseEstimator):
             options: The callable, or options of a script with the same names.
             model: From `open_model`.
         """
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def part_of(model: Any) -> Any:
         """Return the part of a model that computes the outputs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outputs(self, model: Any, inputs: Mapping[str, torch.Tensor]) -> Columns:
         """Return the columns of the images in a batch."""
-        raise NotImplementedError
 
     # Batches.
 

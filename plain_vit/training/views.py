@@ -13,7 +13,6 @@ from torchvision.transforms.v2 import functional as transforms
 from .data.augmentation import input_size
 from .models import with_processed_size
 
-VIEWS = ("one", "flip", "ten_crop")
 ENLARGED = 8 / 7  # side of the image that ten crops are taken from, relative to the crop: 256 for 224
 
 
@@ -49,7 +48,7 @@ def with_views(model: nn.Module, image_processor: Any, kind: str) -> tuple[nn.Mo
     Args:
         model: maps `pixel_values` to an output with `logits`.
         image_processor: the model's image processor.
-        kind: one of `VIEWS`.
+        kind: "one", "flip" or "ten_crop".
     """
     if kind == "one":
         return model, image_processor

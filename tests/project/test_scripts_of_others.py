@@ -1,4 +1,4 @@
-"""Scripts written for timm and transformers run on our models, unmodified but for the model, with the same results.
+"""Scripts for timm and transformers give the same results with our models: one line differs, which makes the model.
 
 Those for captum, scikit-learn, Lightning and sentence-transformers are in docs/reference/other_tools.md, which
 `test_documentation.py` runs.

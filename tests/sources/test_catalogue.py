@@ -21,7 +21,7 @@ from plain_vit.configuration_plain_vit import PRESETS
 from plain_vit.conversion import catalogue, from_checkpoint, from_module
 from plain_vit.conversion.catalogue import HUB, PREFIXES, SOURCES, find, list_models, names
 from plain_vit.conversion.create import config_named
-from plain_vit.conversion.registry import FORMATS, located
+from plain_vit.conversion.registry import FORMATS, NAMED, located
 from plain_vit.conversion.sources.timm.pixels import processor_from_timm
 from plain_vit.conversion.tables.format import Hints
 from plain_vit.errors import CheckpointError, HubError, UnknownFormatError
@@ -254,7 +254,7 @@ def test_weights_of_torchvision_are_downloaded_once_and_checked(
     file = f"vit_b_32-{hashlib.sha256(content).hexdigest()[:8]}"
     monkeypatch.setitem(source.published_files(), file, (256, 224, "bilinear"))
     name = "torchvision:vit_b_32.IMAGENET1K_V1"
-    monkeypatch.setitem(FORMATS["torchvision"].models, name.partition(":")[2], {"file": file})
+    monkeypatch.setitem(NAMED["torchvision"].models, name.partition(":")[2], {"file": file})
     hub.add_repository("models/vit", files={f"{file}.pth": content, "vit_b_32-00000000.pth": content})
     monkeypatch.setattr(downloads, "address", lambda: f"{hub.url}/models/vit/resolve/main")
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "torch"))
@@ -263,7 +263,7 @@ def test_weights_of_torchvision_are_downloaded_once_and_checked(
     assert sum(path.endswith(f"{file}.pth") for _, path, status in hub.requests if status in (200, 302)) == 1
     images = torch.randn(2, 3, 224, 224)
     assert difference(model(images).logits, module(images)) <= 1e-6
-    monkeypatch.setitem(FORMATS["torchvision"].models, name.partition(":")[2], {"file": "vit_b_32-00000000"})
+    monkeypatch.setitem(NAMED["torchvision"].models, name.partition(":")[2], {"file": "vit_b_32-00000000"})
     with pytest.raises(HubError, match="invalid hash value"):
         plain_vit.create_model(name, pretrained=True)
     from huggingface_hub import constants

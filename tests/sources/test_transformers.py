@@ -551,6 +551,41 @@ def test_the_processor_next_to_a_model_prepares_its_own_pixels(
         assert torch.equal(again(image, return_tensors="pt")["pixel_values"], expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("CLIPImageProcessor", {}, ""),
+        ("GotOcr2ImageProcessor", {"crop_to_patches": True}, "prepared whole: GotOcr2ImageProcessor cuts large ones"),
+        ("LlavaNextImageProcessor", {}, "no image processor: LlavaNextImageProcessor prepares an image as {'pixel_val"),
+    ],
+)
+def test_the_processor_of_a_whole_model_prepares_one_input_per_image_or_is_left_out(
+    name: str, settings: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    source, ours = tmp_path / "source", tmp_path / "ours"
+    tiny_transformers("LlavaForConditionalGeneration").save_pretrained(source)
+    size = {"size": {"height": 56, "width": 56}, "crop_size": {"height": 56, "width": 56}}
+    getattr(transformers, name)(**size, **settings).save_pretrained(source)
+    converted = from_checkpoint(source)
+    assert any(expected in note for note in converted.report.notes) if expected else not converted.report.notes
+    rng = np.random.default_rng(0)
+    images = [Image.fromarray(rng.integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in ((70, 90), (900, 1800))]
+    prepare: Any = converted.image_processor
+    if name == "LlavaNextImageProcessor":
+        assert prepare is None
+        prepare = from_checkpoint(source, image_mean=(0.1, 0.2, 0.3), image_std=(0.4, 0.5, 0.6)).image_processor
+        assert tuple(prepare.image_mean) == (0.1, 0.2, 0.3)
+    else:
+        settings = dict.fromkeys(settings, False)
+        stock = transformers.AutoImageProcessor.from_pretrained(source, **settings)
+        wanted = stock(images, return_tensors="pt")["pixel_values"]
+        assert torch.equal(prepare(images, return_tensors="pt")["pixel_values"], wanted)
+    inputs = prepare(images, return_tensors="pt")
+    assert len(converted.model(**inputs).last_hidden_state) == len(images)
+    assert main(["convert", str(source), str(ours)]) == 0
+    assert (ours / "preprocessor_config.json").is_file() == (converted.image_processor is not None)
+
+
 @pytest.mark.parametrize("saved_by", [PlainViTImageProcessor, PlainViTImageProcessorPil])
 def test_our_own_folders_open_with_the_class_that_every_source_has(saved_by: type, tmp_path: Path) -> None:
     PlainViTForImageClassification(tiny_config()).save_pretrained(tmp_path)

@@ -23,6 +23,7 @@ from tests.sizes import few
 from tests.sources.sweep import record
 from tests.sources.transformers_models import (
     CASES,
+    COMPOSITES,
     in_bfloat16,
     layout_of,
     opens_as,
@@ -62,7 +63,7 @@ def opened(module: Any, attention: str = "eager") -> Any:
 @pytest.mark.slow
 def test_the_classes_are_all_in_the_cases() -> None:
     cases = {type(tiny_transformers(case)).__name__ for case in CASES}
-    assert cases >= {*ARCHITECTURES, *CONTAINERS}
+    assert cases >= {*ARCHITECTURES, *CONTAINERS, *COMPOSITES}
 
 
 @pytest.mark.parametrize("case", CASES)

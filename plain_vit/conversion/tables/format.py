@@ -335,15 +335,6 @@ class Format(ABC):
         """Architectures by published file: its name without suffix, which ends in a prefix of the SHA-256."""
         return {}
 
-    @property
-    def models(self) -> Mapping[str, Mapping[str, Any]]:
-        """The models that open by name, and what is known about the weights of each."""
-        return models_of(self.name)
-
-    def settings_of(self, name: str) -> Mapping[str, Any]:
-        """Return what the `config.json` of one of `models` says."""
-        raise NotImplementedError
-
     def config_of_settings(self, settings: Mapping[str, Any]) -> PlainViTConfig | None:
         """Return our config of the model that a `config.json` describes; None if it is of another source.
 
@@ -352,10 +343,6 @@ class Format(ABC):
             ExportError: Our config cannot represent it.
         """
         return None
-
-    def weights_of(self, name: str) -> str | None:
-        """Return the Hub id, or the downloaded file, of the weights of one of `models`; None if there are none."""
-        return self.models[name].get("hub")
 
     @abstractmethod
     def matches_names(self, names: Collection[str]) -> bool:
@@ -498,6 +485,23 @@ class Format(ABC):
         Raises:
             ExportError: lists every part that the format cannot represent.
         """
+
+
+class NamedFormat(Format):
+    """A source whose package builds models by name, and publishes weights for them."""
+
+    @property
+    def models(self) -> dict[str, dict[str, Any]]:
+        """The models that open by name, and what is known about the weights of each."""
+        return models_of(self.name)
+
+    @abstractmethod
+    def settings_of(self, name: str) -> Mapping[str, Any]:
+        """Return what the `config.json` of one of `models` says."""
+
+    def weights_of(self, name: str) -> str | None:
+        """Return the Hub id, or the downloaded file, of the weights of one of `models`; None if there are none."""
+        return self.models[name].get("hub")
 
 
 def write_state_dict(state: StateDict, path: Path) -> None:

@@ -15,7 +15,7 @@ from ....configuration_plain_vit import PlainViTConfig
 from ....errors import CheckpointError, ExportError
 from ...tables.compare_modules import class_path
 from ...tables.engine import ADD_TWO_AXES, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, each, revert
-from ...tables.format import Description, Format, Hints, Inference, Probes, StateDict, write_state_dict
+from ...tables.format import Description, Hints, Inference, NamedFormat, Probes, StateDict, write_state_dict
 from ..timm.eva import originals
 from ..timm.source import TIMM
 from . import towers, trunks
@@ -102,7 +102,7 @@ class Layout:
         return " ".join(word for word, is_there in words.items() if is_there)
 
 
-class OpenClipFormat(Format):
+class OpenClipFormat(NamedFormat):
     """Image towers of OpenCLIP and OpenAI's CLIP, which have the same tensor names."""
 
     name = "open_clip"

@@ -23,7 +23,7 @@ from ....files.safetensors import save_state_dict
 from ...tables.compare_modules import class_path
 from ...tables.data_files import data_file, models_of
 from ...tables.engine import Row, revert
-from ...tables.format import Description, Format, Hints, Inference, Probes, StateDict, label_fields
+from ...tables.format import Description, Hints, Inference, NamedFormat, Probes, StateDict, label_fields
 from .arguments import OPENED, POOLINGS, timm_name_for
 from .constructor import CONFIG, Constructor
 from .constructors import CONSTRUCTORS, constructor_named
@@ -184,7 +184,7 @@ def _imagenet_labels(config: PlainViTConfig, cfg: Mapping[str, Any], hints: Hint
     ]
 
 
-class TimmFormat(Format):
+class TimmFormat(NamedFormat):
     """timm's plain Vision Transformers."""
 
     name = "timm"

@@ -19,9 +19,9 @@ from ...tables.engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_
 from ...tables.format import (
     DROP_HEAD,
     Description,
-    Format,
     Hints,
     Inference,
+    NamedFormat,
     Probes,
     StateDict,
     label_fields,
@@ -100,7 +100,7 @@ class Layout:
         return " ".join([*(["linear"] if self.linear else []), *([self.head] if self.head != HEAD else [])])
 
 
-class TorchvisionFormat(Format):
+class TorchvisionFormat(NamedFormat):
     """torchvision's Vision Transformers.
 
     A layout is the text of a `Layout`.

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import (
     AutoImageProcessor,
     Siglip2ImageProcessor,
@@ -18,6 +19,8 @@ from transformers.image_processing_utils import BaseImageProcessor
 
 from ....errors import CheckpointError, ExportError, OutputError
 from ....image_processing_plain_vit import SourcePreprocessing, check_settings
+
+CUTTING = ("crop_to_patches", "do_image_splitting", "do_pan_and_scan")  # settings that cut a large image into tiles
 
 
 def processor_from_transformers(
@@ -58,6 +61,32 @@ def processor_from_transformers(
             ) from error
     check_settings(vars(processor))
     return processor
+
+
+def uncut(processor: BaseImageProcessor) -> tuple[BaseImageProcessor | None, list[str]]:
+    """Return a processor that prepares one input for an image of any size, as an encoder by itself takes it.
+
+    Processors of multimodal models may cut a large image into tiles, which their model joins again.
+
+    Args:
+        processor: Of a model that contains the encoder. Its settings are changed where they say whether to cut.
+
+    Returns:
+        The processor, or None if it always cuts; and notes for the report.
+    """
+    name, notes = type(processor).__name__, []
+    if cutting := [setting for setting in CUTTING if getattr(processor, setting, False)]:
+        for setting in cutting:
+            setattr(processor, setting, False)
+        notes.append(f"images are prepared whole: {name} cuts large ones into tiles ({', '.join(cutting)}=True)")
+    prepared = processor(np.zeros((1024, 2048, 3), np.uint8), return_tensors="np")
+    found = {key: np.shape(value) for key, value in prepared.items()}
+    if len(shape := found.get("pixel_values", ())) in (3, 4) and shape[0] == 1:
+        return processor, notes
+    return None, [
+        f"no image processor: {name} prepares an image as {found}, for the whole model. Give image_mean= and "
+        "image_std= to prepare images for the encoder alone"
+    ]
 
 
 def stock_processor(processor: SourcePreprocessing) -> BaseImageProcessor:

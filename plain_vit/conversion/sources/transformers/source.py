@@ -72,7 +72,7 @@ from .families import (
     Architecture,
 )
 from .installed import class_named, config_class
-from .pixels import processor_from_transformers, stock_processor
+from .pixels import processor_from_transformers, stock_processor, uncut
 
 # Attributes that do not affect the outputs: stored constructor arguments, training switches, plans for several devices.
 # The configuration is read from the model; all its parts share it.
@@ -322,9 +322,14 @@ class TransformersFormat(Format):
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
         """Return transformers' own processor as described by `preprocessor_config.json`, or else a default."""
-        if preprocessor:
-            return processor_from_transformers(preprocessor, settings), ()
-        return super().image_processor(config, settings, preprocessor, hints)
+        default = super().image_processor(config, settings, preprocessor, hints)
+        if not preprocessor:
+            return default
+        processor = processor_from_transformers(preprocessor, settings)
+        if _other_type(settings) is None:
+            return processor, ()
+        whole, notes = uncut(processor)
+        return default if whole is None and hints.image_mean is not None else (whole, notes)
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the table of tensors."""
