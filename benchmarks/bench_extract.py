@@ -18,6 +18,7 @@ import torch
 from pyarrow import parquet
 
 from benchmarks.harness import Case, Result, compare, name_of_run, parser, report
+from plain_vit.inference import callables
 from plain_vit.inference.bulk import Parts, Shard, open_images, open_run
 from plain_vit.inference.callables import FeatureExtractor, open_model, prepared
 from plain_vit.inference.columns import features_of
@@ -88,6 +89,7 @@ def reading(size: str, folder: str) -> Callable[[], object]:
 
 def ours(size: str, folder: str, num_workers: int = 0, engine: str = "torch") -> Callable[[], object]:
     """Return a function that runs the script, writing to a new folder each time."""
+    as_imported_here()
     sys.path.insert(0, str(EXAMPLES))
     from extract_features import ExtractArguments
 
@@ -109,6 +111,7 @@ def ours(size: str, folder: str, num_workers: int = 0, engine: str = "torch") ->
 
 def by_callable(size: str, folder: str) -> Callable[[], object]:
     """Return a function that computes the features with the callable for other engines."""
+    as_imported_here()
     extractor = FeatureExtractor(f"{folder}/{size}", batch_size=BATCH)
     files = sorted(map(str, Path(folder, f"{size} images").iterdir()))
     return compared(lambda: torch.tensor(extractor({"image": files})["feature"]), size, folder)
@@ -131,6 +134,11 @@ def by_pipeline(size: str, folder: str, batch: int) -> Callable[[], object]:
 def bulk_options(size: str, folder: str) -> BulkOptions:
     """Return the script's options for a model and its files."""
     return BulkOptions(model=f"{folder}/{size}", dataset=f"{folder}/{size} images", output_dir=f"{folder}/unused")
+
+
+def as_imported_here() -> None:
+    """Let the callables use all threads: the server that forked this process has computed nothing with torch."""
+    callables.IMPORTED_IN = os.getpid()
 
 
 def parts(options: BulkOptions, image_processor: Any) -> Parts:

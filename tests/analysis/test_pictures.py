@@ -235,7 +235,7 @@ POSITIONS = {name: fields for name, fields in VARIATIONS.items() if name.startsw
 OF_ADDED = {"position-similarity", "prefix-similarity"}
 
 
-@pytest.mark.slow(quick=["relative_table"])
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", POSITIONS)
 def test_every_figure_of_positions_in_the_attention_is_drawn_or_says_why_not(
     kind: str, tmp_path: Path, files: list[Path], request: pytest.FixtureRequest

@@ -142,6 +142,7 @@ WRAPPED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow(quick=[how for how in WRAPPED if how not in ("compiled in place", "twice", "adapted in compiled")])
 @pytest.mark.parametrize("how", WRAPPED)
 def test_wrapped_and_compiled_models_show_what_the_model_does(how: str) -> None:
     pixels = images(build())

@@ -46,7 +46,7 @@ def show_with_a_full_disk(words: list[str], limit: int) -> tuple[int, str]:
         return main(words), printed.getvalue()
 
 
-@pytest.mark.slow(quick=["0"])
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, *few([60_000, 5000], 1)])
 def test_show_leaves_no_page_and_says_so_in_one_line(limit: int, tmp_path: Path) -> None:
     model = tmp_path / "model"

@@ -76,6 +76,7 @@ def test_inference_compiles_to_one_graph() -> None:
     check_inference("plain", "aot_eager")
 
 
+@pytest.mark.slow(quick=["exported"])
 @pytest.mark.parametrize("way", ["compiled", "exported"])
 def test_a_loss_in_one_graph_is_that_of_the_labels_and_the_config_records_it(way: str) -> None:
     model, labels, images = build().train(), torch.rand(2, 7).round(), pixels()

@@ -122,7 +122,7 @@ def build(name: str) -> PlainViTForImageClassification:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with saved models in `saved`, and the results of two processes without the package."""
+    """Return a folder with saved models in `saved`, and in `once` what a process without the package saved of them."""
     root = tmp_path_factory.mktemp("travelling")
     torch.save(pixels(), root / "pixels.pt")
     colors = np.random.default_rng(0).integers(0, 256, (31, 67, 3), dtype=np.uint8)
@@ -133,9 +133,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         build(name).save_pretrained(root / "saved" / name)
         if name != "bare":
             processor.save_pretrained(root / "saved" / name)
-    # Twice: a second process, with an empty cache, opens what the code in the folders has saved.
-    for source, target in (("saved", "once"), ("once", "twice")):
-        open_without_package(root, source, target)
+    open_without_package(root, "saved", "once")
+    return root
+
+
+@pytest.fixture(scope="module")
+def again(root: Path) -> Path:
+    """Return the folder after a second process, with an empty cache, opened what the code in `once` had saved."""
+    open_without_package(root, "once", "twice")
     return root
 
 
@@ -157,10 +162,12 @@ def open_without_package(root: Path, source: str, target: str, python: Path | No
 @pytest.fixture(scope="module", params=["once", "twice"])
 def found(root: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     """Return the outputs of the first or the second process."""
+    if request.param == "twice":
+        request.getfixturevalue("again")
     return torch.load(root / f"{request.param}.pt")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(quick=[f"once-{name}" for name in FOLDERS])
 @pytest.mark.parametrize("name", sorted(FOLDERS))
 def test_the_code_that_came_along_gives_equal_numbers(found: dict[str, Any], root: Path, name: str) -> None:
     model = build(name)
@@ -203,7 +210,8 @@ def test_the_code_that_came_along_refuses_the_folder_of_another_model(found: dic
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["saved", "once", "twice"])
-def test_saved_folders_carry_the_whole_code_and_the_names_of_all_classes(root: Path, folder: str) -> None:
+def test_saved_folders_carry_the_whole_code_and_the_names_of_all_classes(again: Path, folder: str) -> None:
+    root = again
     for name in FOLDERS:
         files = {path.name for path in (root / folder / name).iterdir()}
         processor = set() if name == "bare" else {"image_processing_plain_vit.py", "preprocessor_config.json"}
@@ -237,7 +245,7 @@ def test_other_releases_open_what_these_save_and_these_what_others_save(root: Pa
 # With the package
 
 
-@pytest.mark.parametrize("folder", ["saved", "twice"])
+@pytest.mark.parametrize("folder", ["saved", "once"])
 @pytest.mark.parametrize("trust", [None, False, *([True] if IS_LOCAL_CODE_PREFERRED else [])])
 def test_with_the_package_its_own_classes_open_the_folder(root: Path, folder: str, trust: bool | None) -> None:
     path, trusted = root / folder / "plain", {"trust_remote_code": trust}

@@ -368,7 +368,7 @@ def sparse_file(state: Mapping[str, torch.Tensor], path: Path) -> Path:
 
 
 # Files whose parts also occur in other files, so that no tensor identifies them.
-NAMELESS = {"deepseek_vit", "hiera", "hieradet_sam2", "qwen3_vit"}
+NAMELESS = {"hiera", "hieradet_sam2", "qwen3_vit"}
 CONVOLUTIONS = ("byobnet", "convnext", "cspnet", "mambaout", "resnet")  # an earlier version took them for ViTs
 
 

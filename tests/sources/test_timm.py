@@ -22,6 +22,7 @@ from plain_vit.errors import ExportError
 from tests.conftest import randomize_
 from tests.sizes import few
 from tests.sources.timm_models import (
+    DEEP,
     ENTRYPOINTS,
     EVA_REPRESENTATIVES,
     NAFLEX_VARIANTS,
@@ -42,7 +43,7 @@ from tests.sources.timm_models import (
 from tests.tiny import VARIATIONS, difference, tiny_config
 
 
-@variants(VARIANTS)
+@variants(VARIANTS, DEEP, *RELATIVE_SLOW)
 def test_every_block_and_the_logits_are_timms(name: str, arguments: dict[str, Any]) -> None:
     module = tiny_timm(name, **arguments)
     for dtype in (torch.float32, torch.bfloat16):

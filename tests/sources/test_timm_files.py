@@ -34,6 +34,7 @@ from plain_vit.errors import (
 from tests.conftest import randomize_
 from tests.processes import run_forked
 from tests.sources.timm_models import (
+    DEEP,
     ENTRYPOINTS,
     EVA_REPRESENTATIVES,
     RELATIVE_QUICK,
@@ -87,7 +88,7 @@ def test_that_the_rest_of_an_image_is_cut_is_said_where_no_config_says_it(tmp_pa
     assert "dynamic_img_pad" in str(found.report)
 
 
-@variants([*((name, {}) for name in [*REPRESENTATIVES, *EVA_REPRESENTATIVES]), *RELATIVE_QUICK], *RELATIVE_SLOW)
+@variants([*((name, {}) for name in [*REPRESENTATIVES, *EVA_REPRESENTATIVES]), *RELATIVE_QUICK], DEEP, *RELATIVE_SLOW)
 def test_a_folder_of_timm_opens_and_exports_back(name: str, arguments: dict[str, Any], tmp_path: Path) -> None:
     arguments = {key: value for key, value in arguments.items() if key != "norm_layer"}  # a class, not for JSON
     module = tiny_timm(name, depth=2, **arguments)
@@ -477,6 +478,7 @@ def test_what_the_caller_says_narrows_the_architectures() -> None:
     assert (config.hidden_act, config.layer_norm_eps, config.num_attention_heads) == ("quick_gelu", 1e-5, 12)
 
 
+@pytest.mark.slow
 def test_moco_v3s_small_model_opens_with_its_twelve_heads(tmp_path: Path) -> None:
     module = tiny_timm("vit_small_patch16_224", img_size=224, embed_dim=384, num_heads=12, depth=12)
     path = save_bare(module, tmp_path / "moco.safetensors")
@@ -487,6 +489,7 @@ def test_moco_v3s_small_model_opens_with_its_twelve_heads(tmp_path: Path) -> Non
         from_checkpoint(path, architecture="vit_small_patch16_224", num_attention_heads=12)
 
 
+@pytest.mark.slow
 def test_timms_old_small_model_opens_with_its_scale(tmp_path: Path) -> None:
     arguments = {"img_size": 32, "embed_dim": 768, "num_heads": 8, "depth": 8, "mlp_ratio": 3, "qkv_bias": False}
     module = tiny_timm("vit_base_patch16_224", **arguments)

@@ -77,6 +77,7 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
 # Live modules
 
 
+@pytest.mark.slow(quick=REPRESENTATIVES[::3])
 @pytest.mark.parametrize("case", REPRESENTATIVES)
 def test_a_loaded_model_opens_as_a_fresh_one_does(case: str, tmp_path: Path) -> None:
     module = tiny_transformers(case)

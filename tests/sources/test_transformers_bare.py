@@ -93,6 +93,7 @@ def test_weights_alone_open_with_what_no_tensor_shows(case: str, tmp_path: Path)
     assert max(found.values()) <= tolerance(case), found
 
 
+@pytest.mark.slow(quick=FIRST[::3])
 @pytest.mark.parametrize("case", FIRST)
 def test_the_config_json_that_is_suggested_opens_the_weights(case: str, tmp_path: Path) -> None:
     module = tiny_transformers(case)

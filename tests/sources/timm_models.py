@@ -41,8 +41,8 @@ REPRESENTATIVES = [
     "vit_base_patch16_rpn_224",  # norms at the end of the residual branches
     "test_vit3",  # map head that reads a register
     "vit_tiny_r_s16_p8_224",  # the root of a ResNet
-    "vit_small_r26_s32_224",  # a ResNet of four stages
 ]
+DEEP = ("vit_small_r26_s32_224", {})  # a ResNet of four stages
 
 # One line for each kind of rotation, block, norm, MLP, projection, head and position in the entrypoints of Eva.
 EVA_REPRESENTATIVES = [
@@ -96,7 +96,7 @@ NAFLEX_VARIANTS: list[tuple[str, dict[str, Any]]] = [
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in [*REPRESENTATIVES, *EVA_REPRESENTATIVES]),
     ("eva_giant_patch14_224", EPSILON),
-    *RELATIVE_VARIANTS,
+    *RELATIVE_QUICK,
     *NAFLEX_VARIANTS,
 ]
 

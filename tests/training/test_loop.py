@@ -188,6 +188,7 @@ def test_the_best_models_are_kept_by_step(trained):
     assert all(torch.equal(tensor, kept[name]) for name, tensor in first.items())
 
 
+@pytest.mark.slow
 def test_more_best_models_may_be_kept_from_a_resumption_on(tmp_path):
     options = {
         "evaluations": 9, "checkpoint_every": 1, "learning_rate": 0.3, "optimizer": "sgd", "momentum": 0.0,

@@ -111,6 +111,7 @@ def test_model_of_many_sizes_is_not_trained_as_if_they_were_one(run, folder, tmp
         pretrain(**options)
 
 
+@pytest.mark.slow
 def test_first_batch_is_drawn_as_the_model_gets_it(run, tmp_path, monkeypatch):
     seen: dict[str, Any] = {}
     drawn = show_batch_module.plot_training_batch

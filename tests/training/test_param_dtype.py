@@ -214,6 +214,7 @@ def stop(*arguments: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_accelerator")
 def test_stock_model_and_masked_prediction_train_with_it(run: Any, model_folder: Path, tmp_path: Path) -> None:
     folder = run("stock", model=str(save_stock_vit(tmp_path / "model")))

@@ -400,6 +400,7 @@ def test_looking_leaves_the_training_as_it_is(finished, model_folder, tmp_path, 
     assert "Warning" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_model_without_attention_gets_a_report_that_says_so_and_no_page(tmp_path, capsys):
     run = tmp_path / "run"
     script.finetune(script.FinetuneArguments(
@@ -591,6 +592,7 @@ def test_push_sends_model_and_page_without_the_report_and_opens_from_the_hub(mod
     assert "alice/tiny-digits" in card.text
 
 
+@pytest.mark.slow
 def test_push_that_fails_leaves_the_model_and_says_how_to_push_it(model_folder, tmp_path, hub):
     run = tmp_path / "run"
     options = {"model": str(model_folder), "output_dir": str(run), **SHORT}

@@ -307,6 +307,7 @@ def test_probe_recommends_no_option_that_it_lacks(tmp_path):
     assert "--corrupted" not in str(failure.value)
 
 
+@pytest.mark.slow
 def test_report_names_the_files_of_mistakes_and_no_private_path(tmp_path):
     folder = image_folder(tmp_path / "private" / "folder", cat=4, dog=4)
     model = save_plain_vit(tmp_path / "model")

@@ -281,6 +281,7 @@ def test_a_run_on_several_labels_reports_what_the_saved_model_does(run, sets):
     )
 
 
+@pytest.mark.slow
 def test_a_regression_reports_what_the_saved_model_does(run, sets):
     folder = run("numbers", REGRESSION, report=True, loss="smooth_l1", best_metric="r2")
     test = load_splits(sets[REGRESSION])["test"]
