@@ -22,6 +22,7 @@ from ..conversion import from_checkpoint
 from ..errors import DataError, TrainingError, counted, did_you_mean, few, listed
 from ..files.other_files import is_exported
 from ..modeling_plain_vit import PlainViTForImageClassification
+from ..system.calls import keep_freed_memory
 from ..system.extras import needs
 from ..training.arguments import Count, Group
 from ..training.data.decoding import BLANK
@@ -140,6 +141,8 @@ class BatchCallable(BaseEstimator, ABC):
             self.mixed_precision, self.batch_size, str(device), self.part_of,
         )  # fmt: skip
         if key not in OPENED:
+            if device.type == "cpu":
+                keep_freed_memory()
             model, image_processor = open_model(self, self.model_hints or {}, needs_processor=own)
             self.check(self, model)
             while len(OPENED) >= MOST_OPEN:
