@@ -330,8 +330,10 @@ def test_the_encoders_of_moco_open_by_their_key(encoder: str, tmp_path: Path) ->
     assert len(converted.report.ignored) == len(theirs.head.state_dict())
 
 
-@pytest.mark.parametrize("name, shape", [("mask_token", (1, 1)), ("masked_embed", (1,))])
-@pytest.mark.parametrize("entrypoint", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
+@pytest.mark.parametrize(
+    "entrypoint, name, shape",
+    [("vit_tiny_patch16_224", "mask_token", (1, 1)), ("eva02_tiny_patch14_224", "masked_embed", (1,))],
+)
 def test_a_token_for_hidden_patches_is_ignored_beside_timms_names(
     entrypoint: str, name: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:

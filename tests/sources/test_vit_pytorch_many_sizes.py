@@ -223,6 +223,7 @@ def test_models_that_it_does_not_represent_are_not_exported() -> None:
 # NaViT of nested tensors
 
 
+@pytest.mark.slow(quick=["packed-1.15.7", "padded-1.16.0", "packed-installed", "padded-installed"])
 @pytest.mark.parametrize("release", ["1.15.7", "1.16.0", "1.16.2", "installed"])
 @pytest.mark.parametrize("arrange", [packed, padded])
 def test_nested_images_have_the_logits_of_the_package(release: str, arrange: Any) -> None:

@@ -75,6 +75,7 @@ def lose_at(monkeypatch):
     return at
 
 
+@pytest.mark.slow(quick=["1-nan", "3-inf", "6-nan"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("step", [1, 3, 4, 6])
 def test_loss_that_is_not_finite_stops_the_run_at_its_step(value, step, model_folder, lose_at, tmp_path):
