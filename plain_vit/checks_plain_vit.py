@@ -166,6 +166,10 @@ def conflicts_in_positions(config: Any) -> tuple[tuple[bool, str], ...]:
          "position_resampling_to_square resamples a table of positions: set it to False"),
         (config.position_embedding_type == "sincos_2d" and config.position_resampling == "truncate",
          "sincos_2d is computed for every grid and has no table to truncate: set another position_resampling"),
+        (config.position_resampling == "bucketed"
+         and (config.position_embedding_type != "learned" or config.position_resampling_to_square),
+         'position_resampling "bucketed" looks up rows of one table: set position_embedding_type="learned" and '
+         "position_resampling_to_square=False"),
         (relative and config.attention_type != "self",
          f'attention_type "{config.attention_type}" is not combined with a relative position bias by any source'),
         (relative and config.register_tokens_last,

@@ -219,7 +219,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             al. 2022, computed) or "none".
         position_embedding_on_prefix: Also add position embeddings to the tokens before the patches.
         position_resampling: How the table is resampled to another grid. "truncate" uses the first rows in raster order,
-            or the first of each of the "factorized" tables.
+            or the first of each of the "factorized" tables; "bucketed" the row of the place where a patch begins,
+            relative to the image, and rounded as in Idefics (a "learned" table only).
         position_resampling_to_square: Resample to the square of the grid's longer side, and use the part of that at the
             top left, which keeps the aspect ratio (timm's NaFlexVit).
         rope_parameters: Rotation of queries and keys by the place of their patch: see `RopeParameters`.
@@ -324,7 +325,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     position_embedding_on_prefix: bool = True
     position_resampling: Literal[
         "bicubic", "bicubic_antialias", "bicubic_align_corners",
-        "bilinear", "bilinear_antialias", "bilinear_align_corners", "truncate",
+        "bilinear", "bilinear_antialias", "bilinear_align_corners", "truncate", "bucketed",
     ] = "bicubic_antialias"  # fmt: skip
     position_resampling_to_square: bool = False
     rope_parameters: dict[str, Any] | None = None

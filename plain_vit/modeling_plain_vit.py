@@ -60,8 +60,9 @@ from .positions_plain_vit import (
     GridTables,
     Learned2DPositionEmbedding,
     SinCos2DPositionEmbedding,
-    is_any_size,
+    is_used_as_it_is,
     relative_position_bias,
+    repeats_positions,
     resample_grid,
     rotary_embedding,
 )
@@ -100,13 +101,19 @@ class PlainViTPositionEmbedding(GridTables):
         self.weight = nn.Parameter(torch.zeros(rows, config.hidden_size))
 
     def forward(self, grid_size: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
-        if not is_any_size(*grid_size) and grid_size == self.grid_size:
+        if is_used_as_it_is(self.grid_size, grid_size, self.resampling):
             return self.weight
         prefix, patches = self.weight[: self.num_prefix_rows], self.weight[self.num_prefix_rows :]
         return torch.cat((prefix, resample_grid(patches, self.grid_size, grid_size, self.resampling, self.is_square)))
 
     def resampled(self, config: PlainViTConfig) -> dict[str, torch.Tensor]:
         """Return the table for a config with another native grid."""
+        if repeats_positions(config):
+            h, w = config.grid_size
+            raise ValueError(
+                f'position_resampling "bucketed" rounds a grid of {h} x {w} patches so that some share a position, '
+                "even at the native size: give another image_size"
+            )
         prefix, patches = self.weight[: self.num_prefix_rows], self.weight[self.num_prefix_rows :]
         mode, square = config.position_resampling, config.position_resampling_to_square
         return {"weight": torch.cat((prefix, resample_grid(patches, self.grid_size, config.grid_size, mode, square)))}

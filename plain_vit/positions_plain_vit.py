@@ -121,6 +121,11 @@ def is_any_size(*sides: int) -> bool:
     return torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in sides)
 
 
+def is_used_as_it_is(native_grid: tuple[int, int], grid_size: tuple[int, int], mode: str) -> bool:
+    """Return whether the table of the native grid is that of a grid; "bucketed" rows may repeat even there."""
+    return mode != "bucketed" and not is_any_size(*grid_size) and grid_size == native_grid
+
+
 def resample_axis(table: torch.Tensor, count: int, length: int, mode: str) -> torch.Tensor:
     """Resample a table (old, D) to a length, unless it already has that length, and return its first `count` rows."""
     if not is_any_size(length) and length == table.shape[0]:
@@ -171,6 +176,9 @@ def resample_positions(
                 'position_resampling "truncate" cannot grow a table; choose another mode or smaller images'
             )
         return table[:wanted]
+    if mode == "bucketed":
+        rows, columns = (buckets(old, new, table.device) for old, new in zip(old_grid, new_grid, strict=True))
+        return table[(rows[:, None] * old_grid[1] + columns).flatten()]
     grid = table.float().reshape(*old_grid, -1)
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or table.device.type not in ("cpu", "cuda"):
         return _by_matrices(grid, new_grid, mode).flatten(0, 1).to(table.dtype)
@@ -179,6 +187,23 @@ def resample_positions(
         differentiable = _by_matrices(grid, new_grid, mode)
         resampled = resampled.detach() + (differentiable - differentiable.detach())  # adds zeros and the gradient
     return resampled.flatten(0, 1).to(table.dtype)
+
+
+def buckets(old: int, new: int, device: torch.device) -> torch.Tensor:
+    """Return the old cell, along one axis, in which each of `new` cells begins, as the towers of Idefics compute it.
+
+    Their float32 fractions may fall below a border that they meet, so that a cell repeats, even if `new` is `old`.
+    """
+    borders = torch.arange(1 / old, 1.0, 1 / old, device=device, dtype=torch.float32)
+    width = 1.0 / torch.full((), new, device=device, dtype=torch.float32)
+    begins = torch.arange(new, device=device, dtype=torch.float32) * width
+    return (borders <= begins.clamp(max=1.0 - 1e-6)[:, None]).sum(dim=1)
+
+
+def repeats_positions(config: PlainViTConfig) -> bool:
+    """Return whether patches of an image of the native size share positions, because fractions were rounded."""
+    sides = config.grid_size if config.position_resampling == "bucketed" else ()
+    return any(buckets(side, side, torch.device("cpu")).unique().numel() < side for side in sides)
 
 
 def _by_torch(grid: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:

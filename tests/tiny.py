@@ -42,6 +42,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     },
     "no_positions": {"position_embedding_type": "none"},
     "truncate": {"position_resampling": "truncate"},
+    "bucketed": {"position_resampling": "bucketed"},
     "rotary": {
         "rope_parameters": {"rope_type": "axial", "axes": "xy", "offset": 1.0, "reference_grid": (5, 7)},
         "key_bias": False,

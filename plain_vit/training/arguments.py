@@ -159,7 +159,7 @@ def _whole_gradients(what: str) -> dict[str, str]:
 
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
-# How position embeddings are resampled; without "truncate", which gives patches the positions of other patches.
+# How position embeddings are resampled; without "truncate" and "bucketed", which give patches those of others.
 Initialization = Literal["transformers", "timm", "google", "vit_pytorch"]
 Resampling = Literal[
     "bicubic", "bicubic_antialias", "bicubic_align_corners", "bilinear", "bilinear_antialias", "bilinear_align_corners"

@@ -12,7 +12,7 @@ from plain_vit import PlainViTBackbone, PlainViTForImageClassification, PlainViT
 from plain_vit.conversion import from_module
 from plain_vit.layers_plain_vit import cut_patches
 from tests.conftest import randomize_
-from tests.sources.transformers_models import CASES, NAFLEX, tower_of
+from tests.sources.transformers_models import CASES, NAFLEX, tiny_transformers, tower_of
 from tests.tiny import VARIATIONS, build, difference, tiny_config
 
 TOLERANCE = 1e-5
@@ -249,6 +249,22 @@ def test_siglip_2_has_the_same_numbers_for_images_of_many_sizes(case: str, dtype
         assert difference(one, other) <= allowed
     if theirs.pooler_output is not None:
         assert difference(ours.pooler_output, theirs.pooler_output) <= allowed
+
+
+@pytest.mark.parametrize("case", ["Idefics3VisionTransformer", "Idefics3VisionTransformer, positions that repeat"])
+def test_idefics_has_the_same_tokens_for_images_of_many_sizes(case: str) -> None:
+    module = tiny_transformers(case)
+    model: Any = from_module(module)
+    grids = [(4, 4), (5, 3), (2, 7), (1, 1), (5, 7)]
+    images = images_of(grids, (14, 14))
+    canvas, mask = torch.full((5, 3, 70, 98), 100.0), torch.zeros(5, 5, 7, dtype=torch.bool)
+    for place, visible, image, (h, w) in zip(canvas, mask, images, grids, strict=True):
+        place[:, : h * 14, : w * 14], visible[:h, :w] = image[0], True
+    theirs = module(canvas, patch_attention_mask=mask).last_hidden_state
+    for form in (padded, packed):
+        tokens = tokens_by_image(model, model(**form(images, (14, 14))), grids)
+        for one, other, visible in zip(tokens, theirs, mask, strict=True):
+            assert difference(one, other[visible.flatten()]) <= TOLERANCE
 
 
 def test_siglip_2_has_the_same_gradients_for_images_of_many_sizes() -> None:

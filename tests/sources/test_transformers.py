@@ -31,7 +31,9 @@ from plain_vit import (
     PlainViTModel,
 )
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
+from plain_vit.conversion.create import resampled_tables
 from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, AROUND, BOOKKEEPING
+from plain_vit.conversion.sources.transformers.installed import class_named
 from plain_vit.conversion.sources.transformers.source import TRANSFORMERS
 from plain_vit.conversion.tables.engine import Row, without_prefix
 from plain_vit.conversion.tables.format import Hints
@@ -44,6 +46,7 @@ from plain_vit.errors import (
     UnknownFormatError,
     VerificationError,
 )
+from plain_vit.positions_plain_vit import resample_positions
 from plain_vit_command import main
 from tests.conftest import randomize_
 from tests.peers import vit_pytorch_release
@@ -132,6 +135,34 @@ def test_gradients_are_the_sources(case: str) -> None:
     for name, parameter in module.named_parameters():
         if parameter.grad is not None:
             assert torch.equal(ours[name], parameter.grad), name
+
+
+@pytest.mark.parametrize("side", [1, 7, 19, 25, 32])  # two of them repeat positions at their own size
+def test_positions_of_idefics_are_the_sources_for_every_grid(side: int) -> None:
+    module = class_named("Idefics3VisionTransformer")(
+        transformers.Idefics3VisionConfig(hidden_size=4, num_attention_heads=1, num_hidden_layers=1, image_size=side,
+                                          patch_size=1, intermediate_size=4)
+    )  # fmt: skip
+    table = randomize_(module).embeddings.position_embedding.weight
+    for grid in [(side, side), *((rows, 3 * rows % 41 + 1) for rows in range(1, 41))]:
+        seen = torch.ones(1, *grid, dtype=torch.bool)
+        bias = module.embeddings.patch_embedding.bias
+        theirs = module.embeddings(torch.zeros(1, 3, *grid), seen)[0]
+        ours = resample_positions(table, (side, side), grid, "bucketed") + bias
+        assert torch.equal(ours, theirs), grid
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_positions_that_repeat_at_the_native_size_go_only_where_they_repeat(repeats: bool) -> None:
+    model = from_module(tiny_transformers("Idefics3VisionTransformer" + (", positions that repeat" if repeats else "")))
+    to_module(model, "transformers", layout="SmolVLMVisionTransformer")
+    if not repeats:
+        to_module(model, "transformers", layout="SiglipVisionModel")
+        return
+    with pytest.raises(ExportError, match="position_resampling='bucketed'"):
+        to_module(model, "transformers", layout="SiglipVisionModel")
+    with pytest.raises(ValueError, match="rounds a grid of 19 x 19 patches.*give another image_size"):
+        resampled_tables(from_module(tiny_transformers("Idefics3VisionTransformer")), model.config)
 
 
 def test_training_settings_are_read_and_given_back() -> None:
@@ -224,7 +255,7 @@ def test_the_tables_know_every_setting_that_the_class_declares(name: str) -> Non
 
 def code_of(name: str) -> str:
     """Return transformers' own code for all parts of a class."""
-    kind = getattr(transformers, name)
+    kind = class_named(name)
     settings = {"encoder_stride": 16} if "Masked" in name else {}
     with torch.device("meta"):
         module = kind(kind.config_class(**settings))
@@ -260,7 +291,7 @@ def tower_on_meta(config: Any) -> Any:
     """Return the tower of a configuration as a separate model on the meta device."""
     name = next(name for name, one in ARCHITECTURES.items() if one.family.model_type == config.model_type)
     with torch.device("meta"):
-        return getattr(transformers, name)(config)
+        return class_named(name)(config)
 
 
 @pytest.mark.parametrize("model_type", AROUND_A_TOWER)

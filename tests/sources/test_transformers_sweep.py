@@ -14,6 +14,7 @@ from plain_vit.conversion import from_module, to_module
 from plain_vit.conversion.live_modules import find_model
 from plain_vit.conversion.registry import FORMATS
 from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, CONTAINERS
+from plain_vit.conversion.sources.transformers.installed import class_named
 from plain_vit.conversion.sources.transformers.source import TRANSFORMERS
 from plain_vit.conversion.tables.compare_modules import empty_model
 from plain_vit.conversion.tables.engine import revert
@@ -137,11 +138,11 @@ def test_every_shape_of_a_class_at_its_own_size_comes_back(case: str) -> None:
     name = type(module).__name__
     if name.startswith("Sapiens2For") or name not in {*ARCHITECTURES, *CONTAINERS}:
         name = layout_of(module)  # heads without default sizes, language models of billions of parameters
-    config = getattr(transformers, name).config_class()
+    config = class_named(name).config_class()
     if hasattr(config, "encoder_stride"):
         config.encoder_stride = config.patch_size
     with torch.device("meta"):
-        large = getattr(transformers, name)(config)
+        large = class_named(name)(config)
     large, source = find_model(large, FORMATS, None, None)
     assert source is TRANSFORMERS
     description = TRANSFORMERS.describe_module(large, Hints())

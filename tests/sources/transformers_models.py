@@ -13,6 +13,7 @@ from torch import nn
 
 from plain_vit.conversion.parity import inputs_for
 from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, CONTAINERS, UNREAD_NORM
+from plain_vit.conversion.sources.transformers.installed import class_named
 from tests.conftest import randomize_
 from tests.releases import TRANSFORMERS
 from tests.tiny import difference
@@ -39,7 +40,7 @@ def _of(**settings: Any) -> Make:
     """Return the maker of a class with a flat configuration."""
 
     def make(name: str) -> Any:
-        kind = getattr(transformers, name)
+        kind = class_named(name)
         takes = inspect.signature(kind).parameters
         options = {key: value for key, value in settings.items() if key in OPTIONS and key in takes}
         return kind(kind.config_class(**{key: settings[key] for key in settings if key not in options}), **options)
@@ -123,6 +124,13 @@ COMPOSITES: dict[str, Make] = {
         {"model_type": "siglip2_vision_model", **NAFLEX, "vision_use_head": False}, "lfm2"
     ),
     "ModernVBertModel": _around(HEADLESS, "modernbert"),
+    "Idefics2ForConditionalGeneration": _around(
+        {**SQUARE}, "mistral",
+        perceiver_config={"hidden_size": 16, "resampler_depth": 1, "resampler_n_latents": 2, "resampler_n_heads": 2,
+                          "resampler_head_dim": 8, "num_key_value_heads": 2},
+    ),
+    "Idefics3ForConditionalGeneration": _around({**SQUARE}, "llama"),
+    "SmolVLMForConditionalGeneration": _around({**SQUARE}, "llama"),
     "UltraVBertModel": _around(HEADLESS, "ultrabert"),
     "VisionTextDualEncoderModel": _around(CLIP_TOWER, "bert"),
     "VisionEncoderDecoderModel": _of(
@@ -263,6 +271,10 @@ _CASES: dict[str, Callable[[str], Any]] = {
     "SiglipVisionModel without a head": _of(**SQUARE, vision_use_head=False),
     "SiglipModel": _joint(),
     "SiglipForImageClassification": _joint(**LABELS),
+    "Idefics2VisionTransformer": _of(**SQUARE),
+    "Idefics3VisionTransformer": _of(**SQUARE),
+    "Idefics3VisionTransformer, positions that repeat": _of(**{**SQUARE, "image_size": 266}),
+    "SmolVLMVisionTransformer": _of(**{**SQUARE, "image_size": 59}),
     "Siglip2VisionModel": _of(**NAFLEX),
     "Siglip2VisionModel without a head": _of(**NAFLEX, vision_use_head=False),
     "Siglip2Model": _joint(NAFLEX),

@@ -358,7 +358,7 @@ def values_of(field):
 
 POSITIONS = [
     *({"position_embedding_type": kind, "position_resampling": way} for kind in values_of("position_embedding_type")
-      for way in values_of("position_resampling") if way != "truncate"),
+      for way in values_of("position_resampling") if way not in ("truncate", "bucketed")),
     {"position_embedding_type": "learned", "position_resampling_to_square": True},
     *({"relative_position_bias": {"type": kind, "resampling": way, "shared": shared}}
       for kind in ("table", "mlp") for way in ("bilinear", "geometric") for shared in (False, True)),

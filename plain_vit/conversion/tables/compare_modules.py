@@ -14,6 +14,7 @@ from transformers.initialization import no_init_weights
 
 from ... import modeling_plain_vit as modeling
 from ...configuration_plain_vit import PlainViTConfig
+from ...positions_plain_vit import repeats_positions
 
 # Attributes of every module, and attributes that packages set on modules but do not use in a forward pass.
 BOOKKEEPING = {*vars(nn.Module()), "_is_hf_initialized", "_compiled_call_impl", "_is_torch_compile", "_fast_norm"}
@@ -191,6 +192,7 @@ def meaning_of(config: PlainViTConfig) -> dict[str, Any]:
     fields = {name: getattr(config, name) for name in PlainViTConfig.__annotations__ if name not in NEUTRAL_FIELDS}
     head_dim = config.head_dim or 0
     fields["num_labels"] = config.num_labels
+    fields["position_resampling"] = "bucketed" if repeats_positions(config) else None  # others: at other sizes only
     if config.patch_projection != "shifted":
         fields["patch_projection"] = None  # the other two compute the same, from the same weights in another order
     fields["representation_act"] = config.representation_act if config.representation_size else None

@@ -749,6 +749,13 @@ SIGLIP = Family(
     {"position_resampling": "bicubic", "use_class_token": False, "pooling": "mean"},
     ("vision_use_head",), write=_write_siglip, square=True,
 )  # fmt: skip
+IDEFICS2 = Family(
+    "idefics2_vision", SIGLIP_ROWS, (), {**TOWER_SETTINGS, **_alike("initializer_range")},
+    {**SIGLIP.fixed, "position_resampling": "bucketed"},
+    ("max_image_size", "size", "use_base_siglip"), square=True,  # in published files, and read by no class
+)  # fmt: skip
+IDEFICS3 = replace(IDEFICS2, model_type="idefics3_vision")
+SMOLVLM = replace(IDEFICS2, model_type="smolvlm_vision")
 SIGLIP2 = Family(
     "siglip2_vision_model", SIGLIP_ROWS, (), {ours: theirs for ours, theirs in TOWER_SETTINGS.items()
                                               if ours != "image_size"},
@@ -858,6 +865,9 @@ ARCHITECTURES = {
     "QianfanOCRVisionModel": Architecture(QIANFAN_OCR),
     "SiglipVisionModel": Architecture(SIGLIP),
     "SiglipForImageClassification": Architecture(SIGLIP, CLASSIFIER, ignored=UNREAD_HEAD),
+    "Idefics2VisionTransformer": Architecture(IDEFICS2),
+    "Idefics3VisionTransformer": Architecture(IDEFICS3),
+    "SmolVLMVisionTransformer": Architecture(SMOLVLM),
     "Siglip2VisionModel": Architecture(SIGLIP2),
     "Siglip2ForImageClassification": Architecture(SIGLIP2, CLASSIFIER, ignored=UNREAD_HEAD),
     "Aimv2VisionModel": Architecture(AIMV2),

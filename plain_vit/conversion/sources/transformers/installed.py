@@ -1,5 +1,6 @@
 """Classes of the installed transformers; older releases lack some."""
 
+import importlib
 from typing import Any
 
 import transformers
@@ -8,6 +9,8 @@ from transformers import AutoConfig
 from ....errors import MissingPackageError
 
 COMPLETE = ("'transformers>=5.10.1'",)  # the first release with all the classes that open
+# Classes that transformers keeps to their modules, with the package.
+UNEXPORTED = {"Idefics2VisionTransformer": "idefics2"}
 
 
 def class_named(name: str) -> Any:
@@ -16,9 +19,13 @@ def class_named(name: str) -> Any:
     Raises:
         MissingPackageError: The installed release lacks it.
     """
+    package = UNEXPORTED.get(name)
     try:
-        return getattr(transformers, name)
-    except AttributeError as error:
+        place = (
+            importlib.import_module(f"transformers.models.{package}.modeling_{package}") if package else transformers
+        )
+        return getattr(place, name)
+    except (AttributeError, ImportError) as error:
         raise MissingPackageError(f"transformers {transformers.__version__} has no {name}", COMPLETE) from error
 
 
