@@ -33,6 +33,8 @@ OUTPUTS = (
     ("pooled", "image_embeds"),
     ("pooled", "pooler_output"),
 )
+# Classes with an output that no model reads and that ours does not return: Janus's first patch, normalised twice.
+UNPOOLED = {"JanusVisionModel"}
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
         stages["patches"] = _as_tokens(stages["patches"], stages["embeddings"].shape[-1])
     if isinstance(output, ModelOutput):
         for stage, name in OUTPUTS:
-            if output.get(name) is not None:
+            if output.get(name) is not None and (stage != "pooled" or type(model).__name__ not in UNPOOLED):
                 stages.setdefault(stage, output[name])
     else:
         stages["logits"] = output[0] if isinstance(output, tuple) else output

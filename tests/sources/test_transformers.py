@@ -334,6 +334,35 @@ def test_the_tower_of_llava_opens_live_and_from_its_folder(tmp_path: Path) -> No
         assert max(stage_differences(tower, eager(model), pixels_for(tower)).values()) == 0.0
 
 
+def test_the_encoder_that_a_dpt_has_in_place_of_its_own_opens(tmp_path: Path) -> None:
+    backbone = {"model_type": "dinov2", "hidden_size": 40, "num_hidden_layers": 3, "num_attention_heads": 5,
+                "patch_size": 14, "image_size": 56, "reshape_hidden_states": False,
+                "out_indices": [0, 1, 2, 3]}  # fmt: skip
+    config = transformers.DPTConfig(
+        backbone_config=backbone, hidden_size=40, neck_hidden_sizes=[6, 8, 10, 12], fusion_hidden_size=4
+    )
+    module: Any = randomize_(transformers.DPTForDepthEstimation(config)).eval()
+    module.set_attn_implementation("eager")
+    module.save_pretrained(tmp_path)
+    for model in (from_module(module), from_checkpoint(tmp_path, verify=True).model):
+        assert max(stage_differences(module.backbone, eager(model), pixels_for(module.backbone)).values()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "named"),
+    [
+        ("DPTModel", {"is_hybrid": True}, "is_hybrid=True"),
+        ("JanusVisionModel", {"use_qk_norm": True}, "use_qk_norm=True"),
+        ("JanusVisionModel", {"projection_dropout": 0.1}, "projection_dropout=0.1 beside hidden_dropout_rate=0.0"),
+    ],
+)
+def test_variants_of_a_tower_without_a_counterpart_are_refused(kind: str, settings: dict, named: str) -> None:
+    with torch.device("meta"):
+        module = class_named(kind)(class_named(kind).config_class(**settings))
+    with pytest.raises(ExportError, match=named):
+        from_module(module)
+
+
 def test_of_several_towers_the_error_asks_which(tmp_path: Path) -> None:
     backbone = {"model_type": "dinov2", "hidden_size": 40, "num_hidden_layers": 2, "num_attention_heads": 5,
                 "patch_size": 14, "image_size": 56}  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from plain_vit.conversion.parity import inputs_for
+from plain_vit.conversion.parity import UNPOOLED, inputs_for
 from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, CONTAINERS, UNREAD_NORM
 from plain_vit.conversion.sources.transformers.installed import class_named
 from tests.conftest import randomize_
@@ -95,6 +95,13 @@ def _depth() -> Make:
     )  # fmt: skip
 
 
+def _dpt(**settings: Any) -> Make:
+    """Return the maker of a class with heads after DPT's own encoder."""
+    return _of(
+        **SQUARE, backbone_out_indices=[0, 1, 2, 2], neck_hidden_sizes=[6, 8, 10, 12], fusion_hidden_size=4, **settings
+    )
+
+
 # Models around a tower that opens. None has a row in the package: its config.json says where the tower is.
 CLIP_TOWER = {"model_type": "clip_vision_model", **SQUARE}
 HEADLESS = {"model_type": "siglip_vision_model", **SQUARE, "vision_use_head": False}
@@ -124,6 +131,11 @@ COMPOSITES: dict[str, Make] = {
         {"model_type": "siglip2_vision_model", **NAFLEX, "vision_use_head": False}, "lfm2"
     ),
     "ModernVBertModel": _around(HEADLESS, "modernbert"),
+    "FlavaModel": _of(image_config=SQUARE, text_config=BERT, multimodal_config=BERT, projection_dim=8),
+    "Kosmos2ForConditionalGeneration": _of(
+        vision_config=SQUARE, latent_query_num=2,
+        text_config={"vocab_size": 50, "embed_dim": 16, "layers": 1, "attention_heads": 2, "ffn_dim": 20},
+    ),
     "Idefics2ForConditionalGeneration": _around(
         {**SQUARE}, "mistral",
         perceiver_config={"hidden_size": 16, "resampler_depth": 1, "resampler_n_latents": 2, "resampler_n_heads": 2,
@@ -184,6 +196,11 @@ _CASES: dict[str, Callable[[str], Any]] = {
     "Dinov2WithRegistersModel": _of(**RATIO),
     "Dinov2WithRegistersForImageClassification": _of(**RATIO, **LABELS, num_register_tokens=3, use_swiglu_ffn=True),
     "Dinov2WithRegistersBackbone": _of(**RATIO),
+    "FlavaImageModel": _of(**OBLONG),
+    "FlavaImageModel without a pooler, no mask token": _of(**OBLONG, add_pooling_layer=False, mask_token=False),
+    "DPTModel": _of(**SQUARE, pooler_output_size=30, pooler_act="silu"),
+    "DPTForDepthEstimation": _dpt(),
+    "DPTForSemanticSegmentation": _dpt(),
     "BeitModel": _of(**SQUARE, **BEIT, use_relative_position_bias=True),
     "BeitModel, a shared bias beside positions, without a pooler": _of(
         **SQUARE, **BEIT, use_shared_relative_position_bias=True, use_mask_token=True,
@@ -229,6 +246,7 @@ _CASES: dict[str, Callable[[str], Any]] = {
         projection_dim=11, extract_layers=[0, 1, 2], reduce_dim=8, decoder_num_attention_heads=2,
         decoder_intermediate_size=12,
     ),
+    "Kosmos2VisionModel": _of(**SQUARE),
     "OwlViTVisionModel": _of(**SQUARE),
     "OwlViTModel": _joint(projection_dim=11),
     "OwlViTForObjectDetection": _joint(projection_dim=11),
@@ -275,6 +293,7 @@ _CASES: dict[str, Callable[[str], Any]] = {
     "Idefics3VisionTransformer": _of(**SQUARE),
     "Idefics3VisionTransformer, positions that repeat": _of(**{**SQUARE, "image_size": 266}),
     "SmolVLMVisionTransformer": _of(**{**SQUARE, "image_size": 59}),
+    "JanusVisionModel": _of(**RATIO, mlp_ratio=1.3, attention_bias=False),
     "Siglip2VisionModel": _of(**NAFLEX),
     "Siglip2VisionModel without a head": _of(**NAFLEX, vision_use_head=False),
     "Siglip2Model": _joint(NAFLEX),
@@ -307,6 +326,7 @@ REPRESENTATIVES = [
 REORDERED = {
     "Siglip": "the pooling head is torch's MultiheadAttention there, which scales the query before the product",
     "Data2Vec": "the scores are divided by the root of the width there, and multiplied by its inverse here",
+    "Flava": "as Data2Vec",
     "InternVLVisionModel, root": "as for Aimv2, which shows in bfloat16",
     "InternVLVisionModel, queries": "as for Aimv2",
     "QianfanOCR": "as for Aimv2",
@@ -414,7 +434,7 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
         ("logits", "logits"), ("reconstruction", "reconstruction"), ("tokens", "last_hidden_state"),
         ("pooled", "image_embeds"), ("pooled", "pooler_output"),
     ):  # fmt: skip
-        if outputs.get(key) is not None:
+        if outputs.get(key) is not None and (stage != "pooled" or type(encoder).__name__ not in UNPOOLED):
             stages.setdefault(stage, outputs[key])
     return stages
 

@@ -199,7 +199,7 @@ SHOWN: dict[str, Callable[[Parts], Any]] = {
     "use_relative_position_bias": lambda parts: parts.has(SCORES[0]),
     "use_shared_relative_position_bias": lambda parts: parts.has(SCORES[1]),
     "use_mean_pooling": lambda parts: not parts.has("vit.layernorm.weight"),
-    "use_mask_token": lambda parts: parts.has("vit.embeddings.mask_token"),
+    **dict.fromkeys(("use_mask_token", "mask_token"), lambda parts: parts.has("vit.embeddings.mask_token")),
     "num_register_tokens": lambda parts: parts.there(REGISTERS).shape[-2] if parts.has(REGISTERS) else 0,
     "num_labels": lambda parts: parts.there("classifier.weight").shape[0] if parts.has("classifier.weight") else 0,
     "pooler_output_size": lambda parts: parts.representation,

@@ -130,6 +130,8 @@ VIT_ON_DISK = [  # names in files
     Row("encoder.layer.{}.intermediate.dense", f"{LAYER}.mlp.fc1"),
     Row("encoder.layer.{}.output.dense", f"{LAYER}.mlp.fc2"),
 ]
+IN_FILES = {row.ours for row in VIT_ON_DISK}
+VIT_4_ROWS = [*(row for row in VIT_ROWS if row.ours not in IN_FILES), *VIT_ON_DISK]  # names of 4.x in modules too
 DEIT_ROWS = [  # without a head that reads it, the distillation token is a register
     *VIT_ROWS,
     Row("embeddings.distillation_token", f"{EMBEDDINGS}.distillation_token"),
@@ -282,6 +284,10 @@ SIGLIP_ROWS = [
     Row("head.mlp.fc1", "vit.pooler.fc1"),
     Row("head.mlp.fc2", "vit.pooler.fc2"),
 ]
+JANUS_ROWS = [
+    replace(row, source=row.source.replace("out_proj", "projection_layer")) if isinstance(row.source, str) else row
+    for row in TOWER_BLOCK
+] + [Row("post_layernorm", "vit.layernorm")]
 AIMV2_ROWS = [
     *_patch_rows("embeddings.patch_embed"),
     Row("embeddings.rms_norm", f"{EMBEDDINGS}.patch_embeddings.post_norm"),
@@ -606,6 +612,28 @@ def _check_internvl(settings: Mapping[str, Any]) -> list[str]:
     return faults
 
 
+def _read_janus(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {"intermediate_size": int(settings["hidden_size"] * settings["mlp_ratio"])}
+
+
+def _write_janus(config: PlainViTConfig) -> dict[str, Any]:
+    return {
+        "mlp_ratio": config.intermediate_size / config.hidden_size,
+        "projection_dropout": config.hidden_dropout_prob,
+    }
+
+
+def _check_janus(settings: Mapping[str, Any]) -> list[str]:
+    dropout = [settings[key] for key in ("projection_dropout", "hidden_dropout_rate")]
+    faults = ["use_qk_norm=True, which the class itself cannot compute"] if settings["use_qk_norm"] else []
+    unequal = "projection_dropout={} beside hidden_dropout_rate={}".format(*dropout)
+    return [*faults, *([unequal] if dropout[0] != dropout[1] else [])]
+
+
+def _check_dpt(settings: Mapping[str, Any]) -> list[str]:
+    return ["is_hybrid=True, with a ResNet that is not one of the paper's"] if settings["is_hybrid"] else []
+
+
 def _write_siglip(config: PlainViTConfig) -> dict[str, Any]:
     return {"vision_use_head": config.pooling == "map"}
 
@@ -664,6 +692,23 @@ DINOV2_WITH_REGISTERS = replace(
     settings={**DINOV2_SETTINGS, **_alike("num_register_tokens")},
     fixed={"position_resampling": "bicubic_antialias"}, unread=DINO, write=_write_dinov2,
 )  # fmt: skip
+FLAVA = replace(
+    VIT, model_type="flava_image_model", rows=VIT_4_ROWS, on_disk=(),
+    settings={**VIT_SETTINGS, "use_mask_token": "mask_token"}, unread=("vocab_size",),
+    read=lambda settings: {}, write=lambda config: {},
+)  # fmt: skip
+DPT = replace(
+    FLAVA, model_type="dpt", settings=VIT_SETTINGS, fixed={"position_resampling": "bilinear"}, check=_check_dpt,
+    unread=(
+        *POOLER_SETTINGS,
+        # Of the neck and the heads.
+        "backbone_out_indices", "readout_type", "reassemble_factors", "neck_hidden_sizes", "fusion_hidden_size",
+        "head_in_index", "use_batch_norm_in_fusion_residual", "use_bias_in_fusion_residual", "add_projection",
+        "use_auxiliary_head", "auxiliary_loss_weight", SEMANTIC, "semantic_classifier_dropout",
+        "is_hybrid", "backbone_config", "backbone_featmap_shape", "neck_ignore_stages",  # of hybrids
+    ),
+    square=True,
+)  # fmt: skip
 BEIT = Family(
     "beit", BEIT_ROWS, BEIT_ON_DISK, BEIT_SETTINGS,
     {"position_resampling": "bicubic", "key_bias": False, "apply_layernorm": False},
@@ -720,6 +765,7 @@ ALTCLIP = replace(  # transformers 5 applies the text model's old names to the w
 )  # fmt: skip
 CHINESE_CLIP = replace(CLIP, model_type="chinese_clip_vision_model")
 CLIPSEG = replace(CLIP, model_type="clipseg_vision_model")
+KOSMOS2 = replace(CLIP, model_type="kosmos_2_vision_model")
 OWLVIT = replace(CLIP, model_type="owlvit_vision_model", rows=OWLVIT_ROWS)
 OWLV2 = replace(OWLVIT, model_type="owlv2_vision_model")
 GIT = replace(
@@ -756,6 +802,16 @@ IDEFICS2 = Family(
 )  # fmt: skip
 IDEFICS3 = replace(IDEFICS2, model_type="idefics3_vision")
 SMOLVLM = replace(IDEFICS2, model_type="smolvlm_vision")
+JANUS = Family(
+    "janus_vision_model", JANUS_ROWS, (),
+    {
+        **{ours: theirs for ours, theirs in IDEFICS2.settings.items() if ours != "intermediate_size"},
+        "qkv_bias": "attention_bias", "hidden_dropout_prob": "hidden_dropout_rate",
+    },
+    {**SIGLIP.fixed, "embedding_dropout_prob": 0.0},
+    ("mlp_ratio", "projection_dropout", "use_qk_norm", "depth", "projection_dim", "num_image_tokens"),
+    _read_janus, _write_janus, _check_janus, square=True,
+)  # fmt: skip
 SIGLIP2 = Family(
     "siglip2_vision_model", SIGLIP_ROWS, (), {ours: theirs for ours, theirs in TOWER_SETTINGS.items()
                                               if ours != "image_size"},
@@ -832,6 +888,8 @@ ARCHITECTURES = {
     "Dinov2WithRegistersForImageClassification": Architecture(
         DINOV2_WITH_REGISTERS, CLASSIFIER, {"pooling": "cls_mean"}
     ),
+    "FlavaImageModel": Architecture(FLAVA, POOLER_ROWS),
+    "DPTModel": Architecture(DPT, POOLER_ROWS),
     "BeitModel": Architecture(BEIT),
     "BeitForImageClassification": Architecture(BEIT, CLASSIFIER),
     "Data2VecVisionModel": Architecture(DATA2VEC_VISION),
@@ -854,6 +912,7 @@ ARCHITECTURES = {
     "AltCLIPVisionModel": Architecture(ALTCLIP),
     "ChineseCLIPVisionModel": Architecture(CHINESE_CLIP),
     "CLIPSegVisionModel": Architecture(CLIPSEG),
+    "Kosmos2VisionModel": Architecture(KOSMOS2),
     "OwlViTVisionModel": Architecture(OWLVIT),
     "Owlv2VisionModel": Architecture(OWLV2),
     "GitVisionModel": Architecture(GIT),
@@ -868,6 +927,7 @@ ARCHITECTURES = {
     "Idefics2VisionTransformer": Architecture(IDEFICS2),
     "Idefics3VisionTransformer": Architecture(IDEFICS3),
     "SmolVLMVisionTransformer": Architecture(SMOLVLM),
+    "JanusVisionModel": Architecture(JANUS),
     "Siglip2VisionModel": Architecture(SIGLIP2),
     "Siglip2ForImageClassification": Architecture(SIGLIP2, CLASSIFIER, ignored=UNREAD_HEAD),
     "Aimv2VisionModel": Architecture(AIMV2),
@@ -925,6 +985,12 @@ CONTAINERS = {
     "ViTMAEForPreTraining": Container("ViTMAEModel", (("decoder.*", "the decoder of the pre-training"),)),
     "Dinov2Backbone": Container("Dinov2Model", whole=True),
     "Dinov2WithRegistersBackbone": Container("Dinov2WithRegistersModel", whole=True),
+    **{
+        f"DPTFor{task}": Container(
+            "DPTModel", tuple((f"{name}.*", "of the task") for name in ("neck", "head", "auxiliary_head"))
+        )
+        for task in ("DepthEstimation", "SemanticSegmentation")
+    },
     "BeitBackbone": Container("BeitModel"),
     "BeitForMaskedImageModeling": Container(
         "BeitModel", tuple((f"{name}.*", "predicts visual words") for name in ("layernorm", "lm_head"))

@@ -10,7 +10,7 @@ from ....errors import MissingPackageError
 
 COMPLETE = ("'transformers>=5.10.1'",)  # the first release with all the classes that open
 # Classes that transformers keeps to their modules, with the package.
-UNEXPORTED = {"Idefics2VisionTransformer": "idefics2"}
+UNEXPORTED = {"Idefics2VisionTransformer": "idefics2", "Kosmos2VisionModel": "kosmos2"}
 
 
 def class_named(name: str) -> Any:

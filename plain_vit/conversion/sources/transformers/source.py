@@ -1,9 +1,8 @@
 """transformers' own Vision Transformers: live modules, files with current and 4.x names, and export.
 
-Each family (ViT, DeiT, MSN, MAE, I-JEPA, DINOv2 with and without registers, DINOv3, BEiT, Data2Vec, the vision towers
-of CLIP and its kin, of BLIP and BLIP-2, InternVL, SigLIP and AIMv2) is a table of tensors and a table of settings in
-`families.py`, both read in either direction. To find out what a class cannot represent, our config is written as its
-settings, read back and compared.
+Each family (ViT and its kin, DINOv2 and 3, BEiT, the vision towers of CLIP, SigLIP and of models that contain such a
+tower, ...) is a table of tensors and a table of settings in `families.py`, both read in either direction. To find out
+what a class cannot represent, our config is written as its settings, read back and compared.
 """
 
 import copy
@@ -54,8 +53,11 @@ from .families import (
     DINOV2,
     DINOV2_WITH_REGISTERS,
     DINOV3,
+    DPT,
+    FLAVA,
     GIT,
     INTERNVL,
+    JANUS,
     LAYER,
     PATCHES,
     POOLER_ROWS,
@@ -460,7 +462,8 @@ def _other_type(settings: Mapping[str, Any]) -> str | None:
     """Return the `model_type` of a `config.json` if it is of transformers, and of no model that opens as a whole."""
     model_type = settings.get("model_type")
     known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
-    return str(model_type) if known and model_type not in MODEL_TYPES else None
+    is_around = model_type == DPT.model_type and settings.get("backbone_config") and not settings.get("is_hybrid")
+    return str(model_type) if known and (model_type not in MODEL_TYPES or is_around) else None
 
 
 def _towers_in(config: PreTrainedConfig) -> list[dict[str, Any]]:
@@ -672,7 +675,7 @@ def _read_head(
             fields["num_labels"] = tensors[name].shape[0]
     if architecture.head is POOLER_ROWS and "pooler.dense.weight" in tensors:
         fields |= {"representation_size": tensors["pooler.dense.weight"].shape[0]}
-        fields |= {"representation_act": settings["pooler_act"]}
+        fields |= {"representation_act": settings.get("pooler_act", "tanh")}
     if architecture.head is PROJECTION:
         projection = tensors.get("visual_projection.weight")
         fields |= {"representation_size": settings["projection_dim"] if projection is None else projection.shape[0]}
@@ -719,7 +722,8 @@ def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mappi
     unpooled = architecture.head is POOLER_ROWS and config.representation_size is None
     unpooled |= not architecture.head and (architecture.family in UNPOOLED or config.pooling == "mean")
     if unpooled:
-        remarks.append(Inference("pooling", config.pooling, "what is usual for the family: this model pools nothing"))
+        there = "returns its first patch, normalised twice" if architecture.family is JANUS else "pools nothing"
+        remarks.append(Inference("pooling", config.pooling, f"what is usual for the family: this model {there}"))
     if architecture.fields.get("num_register_tokens"):
         remarks.append(Inference("num_register_tokens", 1, "the distillation token, which no head of this class reads"))
     if config.drop_path_rate and architecture.family not in (BEIT, DATA2VEC_VISION, QIANFAN_OCR):
@@ -828,7 +832,9 @@ def _options(config: PlainViTConfig, architecture: Architecture) -> dict[str, An
         return {"add_pooling_layer": config.final_norm != "none"}
     if architecture.head is not POOLER_ROWS:
         return {}
-    return {"add_pooling_layer": config.representation_size is not None, "use_mask_token": config.use_mask_token}
+    pooled = {"add_pooling_layer": config.representation_size is not None}
+    by_setting = architecture.family in (FLAVA, DPT)
+    return pooled if by_setting else {**pooled, "use_mask_token": config.use_mask_token}
 
 
 def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
@@ -846,14 +852,25 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
     )
     if architecture.head is CLASSIFIER and reads_class_token and config.final_norm == "after_pooling":
         equal["final_norm"] = "after_pooling"  # equal, because each token is normalised by itself
-    if architecture.head is POOLER_ROWS:
+    if family is FLAVA:
+        equal |= {
+            "representation_size": config.representation_size and config.hidden_size,
+            "representation_act": "tanh",
+        }
+    elif architecture.head is POOLER_ROWS:
         equal |= {"representation_size": config.representation_size, "representation_act": config.representation_act}
     if architecture.head is PROJECTION and config.representation_size:
         equal |= {"representation_size": config.representation_size, "representation_act": "linear"}
         equal |= {"representation_bias": False}
     if architecture.masked:
         equal["use_mask_token"] = True
-    elif architecture.head is POOLER_ROWS or family in (DINOV2, DINOV2_WITH_REGISTERS, DINOV3, INTERNVL, QIANFAN_OCR):
+    elif (architecture.head is POOLER_ROWS and family not in (FLAVA, DPT)) or family in (
+        DINOV2,
+        DINOV2_WITH_REGISTERS,
+        DINOV3,
+        INTERNVL,
+        QIANFAN_OCR,
+    ):
         equal["use_mask_token"] = config.use_mask_token
     if family in (BEIT, DATA2VEC_VISION) and not architecture.head and config.pooling == "mean":
         equal["final_norm"] = config.final_norm if config.final_norm == "none" else "after_pooling"
@@ -865,7 +882,7 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
 def _settings_for(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
     """Return the settings of the class closest to our model."""
     settings = architecture.family.settings_for(config)
-    if architecture.head is POOLER_ROWS and config.representation_size:
+    if architecture.head is POOLER_ROWS and config.representation_size and architecture.family is not FLAVA:
         settings |= {"pooler_output_size": config.representation_size, "pooler_act": config.representation_act}
     if architecture.head is PROJECTION and config.representation_size:
         settings["projection_dim"] = config.representation_size
