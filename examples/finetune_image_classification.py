@@ -49,7 +49,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data.augmentation import AugmentedImages, training_transform
     from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
     from plain_vit.training.data.identity import dataset_identity, labels_hash
-    from plain_vit.training.data.inputs import NoiseInputs, max_num_patches_of
+    from plain_vit.training.data.inputs import NoiseInputs
     from plain_vit.training.data.streaming import StreamedBatches, StreamedImages
     from plain_vit.training.hardware.memory import fitting_accumulation, training_trial
     from plain_vit.training.learner import Learner
@@ -321,7 +321,7 @@ def make_models(arguments: FinetuneArguments, data: ImageClassificationData) -> 
     )
     if arguments.native_aspect_ratio:
         image_processor = with_native_aspect_ratio(image_processor, model, arguments.max_num_patches)
-    elif max_num_patches_of(image_processor):
+    elif {"spatial_shapes", "image_sizes"} & {*image_processor.model_input_names}:
         raise TrainingError(f"{arguments.model} keeps the aspect ratio of images: add --native_aspect_ratio.")
     if arguments.test_crop is not None:
         image_processor = with_test_crop(image_processor, arguments.test_crop)

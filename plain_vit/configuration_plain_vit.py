@@ -114,6 +114,8 @@ class RopeParameters:
         pairs: The rotated pairs of channels: "adjacent" (2 i and 2 i + 1) or "halves" (i and i + head_dim / 2).
         frequencies: Rounding of the frequencies: "inverse" (multiply by 1 / theta ** x) or "period" (divide by
             theta ** x: timm's DINOv3).
+        axis_frequencies: "equal" (rows and columns have the same frequencies) or "alternating" (of one series, the
+            first coordinate has every other frequency, the second the ones between: Pixtral).
         dtype: Dtype of cosines and sines: "float32", or that of the "weights".
         shift: Random shift of the coordinates in training, at most this far in each direction.
         jitter: Random factor on each coordinate in training, at most this.
@@ -128,6 +130,7 @@ class RopeParameters:
     reference_grid: list[int] | tuple[int, int] | None = None
     pairs: Literal["adjacent", "halves"] = "adjacent"
     frequencies: Literal["inverse", "period"] = "inverse"
+    axis_frequencies: Literal["equal", "alternating"] = "equal"
     dtype: Literal["float32", "weights"] = "float32"
     shift: float | int | None = None
     jitter: float | int | None = None

@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_plain_vit import PlainViTConfig
 from .initialization_plain_vit import FreshWeights, init_as
-from .packed_plain_vit import PLAIN, Places
+from .packed_plain_vit import PLAIN, Places, cut_patches
 
 # Norms
 
@@ -293,14 +293,6 @@ class ShiftedPatchEmbeddings(LinearPatchEmbeddings):
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         moves = ((1, -1, 0, 0), (-1, 1, 0, 0), (0, 0, 1, -1), (0, 0, -1, 1))  # left, right, top, bottom
         return super().forward(torch.cat([pixel_values, *(F.pad(pixel_values, move) for move in moves)], dim=1))
-
-
-def cut_patches(pixel_values: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Cut images (B, C, H, W) into flattened patches (B, N, rows columns C), without partial patches."""
-    batch, channels, *sides = pixel_values.shape
-    h, w = sides[0] // height, sides[1] // width
-    patches = pixel_values[..., : h * height, : w * width].reshape(batch, channels, h, height, w, width)
-    return patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
 def pad_same(images: torch.Tensor, kernel: int, stride: int, value: float = 0.0) -> torch.Tensor:

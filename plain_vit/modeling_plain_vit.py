@@ -54,7 +54,7 @@ from .layers_plain_vit import (
     optional,
     stochastic_depth_or_none,
 )
-from .packed_plain_vit import PLAIN, OneSize, Places, Tokens, as_weights, refuse_masks, tokens_of
+from .packed_plain_vit import PLAIN, OneSize, Places, Tokens, as_weights, refuse_masks, tokens_of, without_padding
 from .positions_plain_vit import (
     FactorizedPositionEmbedding,
     GridTables,
@@ -498,6 +498,7 @@ class PlainViTModel(PlainViTEncoder):
         bool_masked_pos: torch.Tensor | None = None,
         pixel_attention_mask: torch.Tensor | None = None,
         spatial_shapes: torch.Tensor | None = None,
+        image_sizes: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode images.
@@ -508,6 +509,8 @@ class PlainViTModel(PlainViTEncoder):
             bool_masked_pos: True for masked patches, of shape (B, N) or (B, h, w).
             pixel_attention_mask: 0 for padded patches, of shape (B, N); optional, since `spatial_shapes` implies it.
             spatial_shapes: Patch grid of each image, of shape (images, 2).
+            image_sizes: Height and width in pixels of each image (B, C, H, W) before it was padded at the right and the
+                bottom, of shape (B, 2), as Pixtral's image processor returns them. The tokens are then packed.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Raises:
@@ -516,6 +519,7 @@ class PlainViTModel(PlainViTEncoder):
         """
         refuse_masks(kwargs)
         pixel_values = as_weights(pixel_values, self)
+        pixel_values, spatial_shapes = without_padding(self.config, pixel_values, spatial_shapes, image_sizes)
         tokens = tokens_of(self.config, pixel_values, pixel_attention_mask, spatial_shapes)
         hidden_states, _ = self.encode(pixel_values, tokens, bool_masked_pos, **kwargs)
         hidden_states = self.layernorm(hidden_states)
@@ -592,6 +596,7 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
         labels: torch.Tensor | None = None,
         pixel_attention_mask: torch.Tensor | None = None,
         spatial_shapes: torch.Tensor | None = None,
+        image_sizes: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> ImageClassifierOutput:
         """Classify images.
@@ -601,6 +606,7 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
             labels: Class indices of shape (B,), multi-hot floats of shape (B, num_labels), or regression targets.
             pixel_attention_mask: As for `PlainViTModel`.
             spatial_shapes: As for `PlainViTModel`.
+            image_sizes: As for `PlainViTModel`.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`, `num_items_in_batch`.
 
         Returns:
@@ -612,7 +618,7 @@ class PlainViTForImageClassification(PlainViTPreTrainedModel):
                 would synchronise).
         """
         shapes = {"pixel_attention_mask": pixel_attention_mask, "spatial_shapes": spatial_shapes}
-        outputs: Any = self.vit(pixel_values, return_dict=True, **shapes, **kwargs)
+        outputs: Any = self.vit(pixel_values, return_dict=True, image_sizes=image_sizes, **shapes, **kwargs)
         logits = self._logits(outputs.pooler_output, outputs.last_hidden_state)
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
         return ImageClassifierOutput(

@@ -6,6 +6,8 @@ raster order, each flattened in the order row, column, channel, together with `s
     padded  `pixel_values` (B, N, P), the patches of an image per row, padded at the end to the largest number;
     packed  `pixel_values` (N, P), the patches of all images one after the other, without padding.
 
+Images padded to one size with their `image_sizes`, in pixels, are cut into patches and packed (`without_padding`).
+
 Each of these three layouts has a class that knows where the tokens of an image are: which positions are added to them,
 which tokens attend to each other, and which are pooled together. Padding is never attended to or pooled.
 
@@ -27,7 +29,7 @@ Grid = tuple[int, int]
 GridFunction = Callable[[Grid, torch.Tensor], torch.Tensor]
 
 # Arguments that select tokens in some model of this package or of transformers
-MASKS = ("attention_mask", "head_mask", "bool_masked_pos", "pixel_attention_mask", "spatial_shapes")
+MASKS = ("attention_mask", "head_mask", "bool_masked_pos", "image_sizes", "pixel_attention_mask", "spatial_shapes")
 # Found in the names of kernels that take no mask over pairs of tokens
 UNMASKED = ("flash", "flex", "paged")
 
@@ -277,6 +279,14 @@ class Packed(ManySizes):
 # Reading of a model's inputs
 
 
+def cut_patches(pixel_values: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Cut images (B, C, H, W) into flattened patches (B, N, rows columns C), without partial patches."""
+    batch, channels, *sides = pixel_values.shape
+    h, w = sides[0] // height, sides[1] // width
+    patches = pixel_values[..., : h * height, : w * width].reshape(batch, channels, h, height, w, width)
+    return patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
 def as_weights(pixel_values: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
     """Return the pixels in the dtype of the weights; refuse integers, because they were not normalised."""
     expected = "normalised floats, as the image processor makes them"
@@ -348,27 +358,59 @@ def tokens_of(
             f"sizes, padded (batch, patches, {values}) or packed (patches, {values})"
         )
     _check_model(config)
-    grids = _grids_in(spatial_shapes)
+    grids = _pairs_in("spatial_shapes", "patch", spatial_shapes)
     tokens = _padded(config, grids, pixel_values) if len(shape) == 3 else _packed(config, grids, pixel_values)
     if pixel_attention_mask is not None:
         _check_mask(pixel_attention_mask, grids, shape)
     return tokens
 
 
-def _grids_in(spatial_shapes: torch.Tensor) -> list[Grid]:
-    """Return the grids as ints."""
-    if not isinstance(spatial_shapes, torch.Tensor):
-        raise TypeError(f"spatial_shapes is a {type(spatial_shapes).__name__}: expected a tensor (images, 2)")
-    kind = spatial_shapes.dtype
-    if spatial_shapes.ndim != 2 or spatial_shapes.shape[1] != 2 or kind.is_floating_point or kind == torch.bool:
+def without_padding(
+    config: PlainViTConfig,
+    pixel_values: torch.Tensor,
+    spatial_shapes: torch.Tensor | None,
+    image_sizes: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return pixels and grids; of images that were padded to one size, their patches, packed, and their grids.
+
+    Args:
+        config: Config of the model.
+        pixel_values: As for `tokens_of`; with `image_sizes`, images (B, C, H, W) padded at the right and the bottom.
+        spatial_shapes: As for `tokens_of`.
+        image_sizes: Height and width in pixels of each image before the padding, of shape (B, 2), as
+            `PixtralImageProcessor` returns them.
+
+    Raises:
+        ValueError: The inputs contradict each other or do not fit the model; the message says what was expected.
+    """
+    if image_sizes is None:
+        return pixel_values, spatial_shapes
+    shape, sizes = tuple(pixel_values.shape), _pairs_in("image_sizes", "pixel", image_sizes)
+    padded = shape[2:] if len(shape) == 4 and spatial_shapes is None else (0, 0)
+    if len(sizes) != shape[0] or any(side > most for size in sizes for side, most in zip(size, padded, strict=True)):
         raise ValueError(
-            f"spatial_shapes has shape {tuple(spatial_shapes.shape)} and dtype {kind}: expected ints of shape "
-            "(images, 2), the patches of each image (down, across)"
+            f"pixel_values has shape {shape}, and image_sizes is {sizes}: expected images (B, C, H, W), the height and "
+            "width of each, at most H and W, and no spatial_shapes"
         )
-    grids = [(int(h), int(w)) for h, w in spatial_shapes.tolist()]
-    if not grids or min(min(grid) for grid in grids) < 1:
-        raise ValueError(f"spatial_shapes is {grids}: expected at least one image, and one patch in each direction")
-    return grids
+    grids = torch.tensor([config.grid_of(*size) for size in sizes])
+    images = [image[None, :, :height, :width] for image, (height, width) in zip(pixel_values, sizes, strict=True)]
+    return torch.cat([cut_patches(image, *config.patch_shape)[0] for image in images]), grids
+
+
+def _pairs_in(name: str, unit: str, pairs: torch.Tensor) -> list[tuple[int, int]]:
+    """Return the grids or sizes of images as ints."""
+    if not isinstance(pairs, torch.Tensor):
+        raise TypeError(f"{name} is a {type(pairs).__name__}: expected a tensor (images, 2)")
+    kind = pairs.dtype
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or kind.is_floating_point or kind == torch.bool:
+        raise ValueError(
+            f"{name} has shape {tuple(pairs.shape)} and dtype {kind}: expected ints of shape (images, 2), the "
+            f"sides of each image (down, across), counted by the {unit}"
+        )
+    found = [(int(down), int(across)) for down, across in pairs.tolist()]
+    if not found or min(min(pair) for pair in found) < 1:
+        raise ValueError(f"{name} is {found}: expected at least one image, and one {unit} in each direction")
+    return found
 
 
 def _padded(config: PlainViTConfig, grids: Sequence[Grid], pixel_values: torch.Tensor) -> Padded:
@@ -422,5 +464,6 @@ def _check_model(config: PlainViTConfig) -> None:
 
 
 __all__ = [
-    "PLAIN", "ManySizes", "OneSize", "Packed", "Padded", "Places", "Tokens", "as_weights", "refuse_masks", "tokens_of",
+    "PLAIN", "ManySizes", "OneSize", "Packed", "Padded", "Places", "Tokens", "as_weights", "cut_patches",
+    "refuse_masks", "tokens_of", "without_padding",
 ]  # fmt: skip

@@ -329,6 +329,7 @@ class AxialRotaryEmbedding(nn.Module):
         self.offset = float(rope["offset"])
         self.reference_grid = rope["reference_grid"]
         self.by_periods = rope["frequencies"] == "period"
+        self.num_series = 2 if rope["axis_frequencies"] == "alternating" else 1
         self.as_weights = rope["dtype"] == "weights"
         self.halves = rope["pairs"] == "halves"
         self.shift, self.jitter, self.rescale = rope["shift"], rope["jitter"], rope["rescale"]
@@ -387,13 +388,15 @@ class AxialRotaryEmbedding(nn.Module):
 
     def angles(self, coordinates: torch.Tensor) -> list[torch.Tensor]:
         """Return the angles of the channel pairs, of shape (N, d / 2): once for all blocks, or for each block."""
-        count = self.head_dim // 4
+        count = self.head_dim // 4 * self.num_series
         exponents = torch.arange(count, device=coordinates.device) / count
         periods = self.theta**exponents
+        factors = periods if self.by_periods else 1.0 / periods
+        factors = factors.unflatten(0, (-1, self.num_series)).T  # of both axes, or of each
         if self.centered:
             coordinates = 2 * math.pi * coordinates
         coordinates = coordinates[:, :, None]
-        angles = coordinates / periods if self.by_periods else coordinates * (1.0 / periods)
+        angles = coordinates / factors if self.by_periods else coordinates * factors
         return [angles.flatten(1)]
 
     def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> Rotation:

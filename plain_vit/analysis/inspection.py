@@ -173,7 +173,7 @@ def prepared(
 
 
 def pixels_of(inputs: Mapping[str, Any], patch_size: int | None) -> torch.Tensor:
-    """Return the pixels (B, C, H, W) in the output of an image processor, even if it cut them into patches.
+    """Return the pixels (B, C, H, W) in the output of an image processor, even if it cut or padded them.
 
     Args:
         inputs: The output.
@@ -182,11 +182,16 @@ def pixels_of(inputs: Mapping[str, Any], patch_size: int | None) -> torch.Tensor
     Raises:
         AnalysisError: The images differ in size, or the side of their patches is not known.
     """
-    if "spatial_shapes" not in inputs:
+    if not {"spatial_shapes", "image_sizes"} & inputs.keys():
         return _as_tensor(inputs["pixel_values"])
-    if patch_size is None:
+    tensors = {name: _as_tensor(values) for name, values in inputs.items()}
+    if "image_sizes" in tensors:
+        sides = tensors["image_sizes"].tolist()
+        images = [image[:, :h, :w] for image, (h, w) in zip(tensors["pixel_values"], sides, strict=True)]
+    elif patch_size is None:
         raise AnalysisError("the pixels are cut into patches: give the image processor too, which knows their size")
-    images = whole_images({name: _as_tensor(values) for name, values in inputs.items()}, patch_size)
+    else:
+        images = whole_images(tensors, patch_size)
     if sizes := sorted({tuple(image.shape[1:]) for image in images[1:] if image.shape != images[0].shape}):
         raise AnalysisError(
             f"the images are of {tuple(images[0].shape[1:])} and {sizes[0]} pixels (height, width): give images of one "

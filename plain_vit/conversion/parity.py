@@ -13,11 +13,12 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from transformers import PixtralVisionModel
 from transformers.utils import ModelOutput
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import VerificationError
-from ..layers_plain_vit import cut_patches
+from ..packed_plain_vit import cut_patches
 from .registry import FORMATS
 from .tables.format import Probes
 from .tables.infer import pair
@@ -98,7 +99,7 @@ def compare_models(source: nn.Module, ours: nn.Module, pixel_values: torch.Tenso
     Raises:
         VerificationError: The final outputs differ in kind or shape.
     """
-    expected = capture_stages(source, pixel_values)
+    expected = _by_image(source, pixel_values)
     with _attention_of(source, ours):
         got = capture_stages(ours, pixel_values)
     if "logits" in expected and "logits" not in got:
@@ -118,6 +119,19 @@ def compare_models(source: nn.Module, ours: nn.Module, pixel_values: torch.Tenso
                 "are different models"
             )
     return differences
+
+
+def in_one_row(model: nn.Module) -> bool:
+    """Return whether a model of transformers puts the tokens of all images of a batch into one row."""
+    return isinstance(model, PixtralVisionModel)
+
+
+def _by_image(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the stages of a model; one image at a time if it puts the tokens of all images into one row."""
+    if not in_one_row(model):
+        return capture_stages(model, pixel_values)
+    alone = [capture_stages(model, image) for image in pixel_values.split(1)]
+    return {stage: torch.cat([one[stage] for one in alone]) for stage in alone[0]}
 
 
 def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:

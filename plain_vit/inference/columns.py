@@ -40,7 +40,7 @@ def features_of(
     Raises:
         TrainingError: The images have many sizes, and the features are not `pooled`.
     """
-    if kind != "pooled" and "spatial_shapes" in inputs:
+    if kind != "pooled" and {"spatial_shapes", "image_sizes"} & inputs.keys():
         raise TrainingError("Of images of many sizes only pooled features can be extracted: give --feature pooled.")
     inputs = {name: values.to(model.dtype) if name == "pixel_values" else values for name, values in inputs.items()}
     read = num_tokens_needed(model, kind, layers)

@@ -170,9 +170,9 @@ def check_exportable(model: PreTrainedModel, image_processor: Any | None, option
     kind = type(model).__name__
     if kind not in OUTPUTS:
         raise ExportError(f"{kind} has no graph for an engine: expected {' or '.join(OUTPUTS)}")
-    if getattr(image_processor, "max_num_patches", None) is not None:
+    if {"spatial_shapes", "image_sizes"} & {*getattr(image_processor, "model_input_names", ())}:
         raise ExportError(
-            "the image processor makes patches of images of many sizes, and a graph takes images of one size "
+            "the image processor makes inputs of images of many sizes, and a graph takes images of one size "
             "(B, C, H, W): give an image processor with a size, or none"
         )
     if options.calibration is not None and image_processor is None:

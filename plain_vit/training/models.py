@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
 from ..configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from ..conversion import from_checkpoint
@@ -331,7 +332,7 @@ def _open(
         config, processor = open_preset(source)
         return _fresh(PlainViTForImageClassification, config, label_names), processor
     source = str(located(source)[0]) if from_scratch else source
-    if from_scratch and not hints and _model_type(source) is not None:
+    if from_scratch and not hints and _is_classifier(_model_type(source), trust_remote_code):
         with _explained(source):
             stored = _with_labels(AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code), label_names)
             model = AutoModelForImageClassification.from_config(
@@ -363,7 +364,8 @@ def _stored(
     kind = _model_type(str(place))
     if hints and kind is not None:
         raise TrainingError(f"The config of {source} is complete: omit {', '.join(hints)}.")
-    if kind is None or (kind == PlainViTConfig.model_type and not trust_remote_code):
+    is_ours = kind == PlainViTConfig.model_type and not trust_remote_code
+    if is_ours or not _is_classifier(kind, trust_remote_code):
         converted = from_checkpoint(source, **hints)
         missing = [] if isinstance(converted.model, PlainViTForImageClassification) else ["classifier"]
         return converted.model.float(), converted.image_processor, missing
@@ -377,6 +379,12 @@ def _stored(
     if spoilt := [name for name, tensor in read.items() if not tensor.isfinite().all()]:
         raise CheckpointError(f"{source} holds NaN or infinity in {few(spoilt)}: give a checkpoint of finite numbers.")
     return model, processor, missing
+
+
+def _is_classifier(kind: str | None, trust_remote_code: bool) -> bool:
+    """Return whether transformers has an image classifier of a model type; of others, the encoder may open."""
+    known = (*MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, PlainViTConfig.model_type)
+    return kind is not None and (kind in known or trust_remote_code)
 
 
 @contextmanager

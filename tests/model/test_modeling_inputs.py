@@ -207,7 +207,7 @@ def test_a_mask_that_no_model_applies_may_be_none_and_is_else_refused(model_clas
     model = build(model_class).train(training)
     expected, refused = tensors_of(model(pixels())), {"attention_mask", "head_mask"}
     if model_class is PlainViTBackbone:
-        refused |= {"bool_masked_pos", "pixel_attention_mask", "spatial_shapes"}
+        refused |= {"bool_masked_pos", "image_sizes", "pixel_attention_mask", "spatial_shapes"}
     found = tensors_of(model(pixels(), **dict.fromkeys(refused)))
     assert all(torch.equal(ours, same) for ours, same in zip(found, expected, strict=True))
     for name in refused:

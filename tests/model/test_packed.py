@@ -10,7 +10,7 @@ from torch import nn
 
 from plain_vit import PlainViTBackbone, PlainViTForImageClassification, PlainViTForMaskedImageModeling
 from plain_vit.conversion import from_module
-from plain_vit.layers_plain_vit import cut_patches
+from plain_vit.packed_plain_vit import cut_patches
 from tests.conftest import randomize_
 from tests.sources.transformers_models import CASES, NAFLEX, tiny_transformers, tower_of
 from tests.tiny import VARIATIONS, build, difference, tiny_config
@@ -189,6 +189,16 @@ IMPOSSIBLE = {
     "a mask of another shape": ({"pixel_attention_mask": torch.ones(5, 13)}, r"expected \(5, 12\), one per patch"),
     "another total": ({"pixel_values": torch.zeros(50, 336), "pixel_attention_mask": None},
                       "50 patches, and the grids"),
+    "sizes beside grids": ({"image_sizes": torch.ones(5, 2, dtype=torch.long)}, "and no spatial_shapes"),
+    "a size beyond the padding": ({"pixel_values": torch.zeros(2, 3, 24, 56), "spatial_shapes": None,
+                                   "pixel_attention_mask": None, "image_sizes": torch.tensor([[24, 56], [32, 56]])},
+                                  "at most H and W"),
+    "another number of sizes": ({"pixel_values": torch.zeros(2, 3, 24, 56), "spatial_shapes": None,
+                                 "pixel_attention_mask": None, "image_sizes": torch.tensor([[24, 56]])},
+                                "and width of each"),
+    "a size in part of a patch": ({"pixel_values": torch.zeros(1, 3, 24, 56), "spatial_shapes": None,
+                                   "pixel_attention_mask": None, "image_sizes": torch.tensor([[24, 55]])},
+                                  "24, 55"),
 }  # fmt: skip
 
 
@@ -197,6 +207,19 @@ def test_inputs_that_contradict_each_other_are_refused(case: str) -> None:
     changes, expected = IMPOSSIBLE[case]
     with pytest.raises(ValueError, match=expected):
         build("plain")(**_changed(**changes))
+
+
+def test_padded_images_with_their_sizes_are_the_packed_patches() -> None:
+    images, model = images_of(GRIDS, (8, 14)), build("rotary_alternating")
+    inputs = packed(images, (8, 14))
+    sizes = torch.tensor([image.shape[-2:] for image in images])
+    height, width = sizes.amax(0).tolist()
+    pixel_values = torch.full((len(images), 3, height + 1, width), 100.0)  # what padding holds is not read
+    for row, image in zip(pixel_values, images, strict=True):
+        row[:, : image.shape[-2], : image.shape[-1]] = image[0]
+    with torch.no_grad():
+        expected, found = model(**inputs).logits, model(pixel_values, image_sizes=sizes).logits
+    assert torch.equal(found, expected)
 
 
 def test_grids_that_are_no_tensor_are_refused() -> None:

@@ -647,6 +647,26 @@ def test_the_processor_of_a_whole_model_prepares_one_input_per_image_or_is_left_
     assert (ours / "preprocessor_config.json").is_file() == (converted.image_processor is not None)
 
 
+@pytest.mark.slow(quick=["PixtralVisionModel"])
+@pytest.mark.parametrize("case", ["PixtralVisionModel", "Mistral3ForConditionalGeneration"])
+def test_pixtral_takes_the_images_of_many_sizes_of_its_own_processor(case: str, tmp_path: Path) -> None:
+    module = tiny_transformers(case)
+    module.save_pretrained(tmp_path)
+    stock = transformers.PixtralImageProcessor(size={"longest_edge": 90}, patch_size={"height": 14, "width": 14})
+    stock.save_pretrained(tmp_path)
+    converted = from_checkpoint(tmp_path)
+    prepare: Any = converted.image_processor
+    model = eager(converted.model)
+    rng = np.random.default_rng(0)
+    images = [Image.fromarray(rng.integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in ((70, 90), (200, 31))]
+    for given in (images, images[:1]):
+        expected, inputs = (processor(given, return_tensors="pt") for processor in (stock, prepare))
+        assert all(torch.equal(inputs[name], expected[name]) for name in ("pixel_values", "image_sizes"))
+        with torch.no_grad():
+            theirs, ours = tower_of(module)(**inputs).last_hidden_state, model(**inputs).last_hidden_state
+        assert difference(ours, theirs) <= TOLERANCE
+
+
 @pytest.mark.parametrize("saved_by", [PlainViTImageProcessor, PlainViTImageProcessorPil])
 def test_our_own_folders_open_with_the_class_that_every_source_has(saved_by: type, tmp_path: Path) -> None:
     PlainViTForImageClassification(tiny_config()).save_pretrained(tmp_path)

@@ -14,7 +14,7 @@ from vit_pytorch.na_vit_nested_tensor import NaViT as NestedNaViT
 
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
 from plain_vit.errors import AmbiguousCheckpointError, ExportError, MappingError
-from plain_vit.layers_plain_vit import cut_patches
+from plain_vit.packed_plain_vit import cut_patches
 from tests.conftest import randomize_
 from tests.peers import vit_pytorch_release
 from tests.sources.sweep import record

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from plain_vit.conversion.parity import UNPOOLED, inputs_for
+from plain_vit.conversion.parity import UNPOOLED, in_one_row, inputs_for
 from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, CONTAINERS, UNREAD_NORM
 from plain_vit.conversion.sources.transformers.installed import class_named
 from tests.conftest import randomize_
@@ -156,6 +156,8 @@ COMPOSITES: dict[str, Make] = {
                  "text_config": {"model_type": "t5gemma2_text", **CAUSAL}},
         decoder={"model_type": "t5gemma2_decoder", **CAUSAL},
     ),
+    "Mistral3ForConditionalGeneration": _around({"model_type": "pixtral", **SQUARE}, "mistral"),
+    "LightOnOcrForConditionalGeneration": _around({"model_type": "pixtral", **SQUARE}, "qwen3"),
     "CHMv2ForDepthEstimation": _of(
         backbone_config={"model_type": "dinov3_vit", **SQUARE, "out_indices": [0, 1, 2, 3],
                          "reshape_hidden_states": False},
@@ -301,6 +303,7 @@ _CASES: dict[str, Callable[[str], Any]] = {
     "Aimv2VisionModel": _of(**SQUARE),
     "Aimv2VisionModel without a head, with biases": _of(**SQUARE, use_head=False, qkv_bias=True, mlp_bias=True),
     "Aimv2Model": _joint(projection_dim=11),
+    "PixtralVisionModel": _of(**SQUARE, rope_parameters={"rope_type": "axial", "rope_theta": 500.0}),
     **COMPOSITES,
 }  # fmt: skip
 CASES: dict[str, Callable[[], Any]] = {
@@ -319,7 +322,7 @@ REPRESENTATIVES = [
     "InternVLVisionModel, queries and keys normalised (6B)", "QianfanOCRForConditionalGeneration", "Sapiens2Model",
     "Sapiens2ForPointmapEstimation",
     "DepthAnythingForDepthEstimation", "SiglipVisionModel, partial patches", "SiglipForImageClassification",
-    "Siglip2ForImageClassification", "Siglip2VisionModel", "Aimv2VisionModel",
+    "Siglip2ForImageClassification", "Siglip2VisionModel", "Aimv2VisionModel", "PixtralVisionModel",
 ]  # fmt: skip
 
 # Tolerances of classes with a different order of operations; all others differ by 0.0.
@@ -332,6 +335,7 @@ REORDERED = {
     "QianfanOCR": "as for Aimv2",
     "Sapiens2": "as for Aimv2",
     "Lfm2Vl": "the tower is SigLIP 2's, which resamples positions image by image",
+    **dict.fromkeys(("Pixtral", "Mistral3", "LightOnOcr"), "as for Aimv2, which shows in batches"),
     "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
 }
 # The same for transformers before these releases.
@@ -420,6 +424,9 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
     """Return the outputs of a model of transformers: tokens after each block, final tokens, and pooled features."""
     name = type(module).__name__
     encoder = tower_of(module)
+    if in_one_row(encoder) and len(pixel_values) > 1:
+        alone = [outputs_of(module, image, **options) for image in pixel_values.split(1)]
+        return {stage: torch.cat([one[stage] for one in alone]) for stage in alone[0]}
     if name.startswith("ViTMAE"):
         encoder.config.mask_ratio = 0.0
         patches = encoder.embeddings.patch_embeddings.num_patches

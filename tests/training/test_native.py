@@ -12,10 +12,13 @@ import torch
 import torch.nn.functional as F
 from timm.data.naflex_transforms import RandomResizedCropToSequence
 from torchvision.transforms import InterpolationMode
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoImageProcessor, AutoModelForImageClassification, PixtralImageProcessor
 
 from plain_vit import PlainViTImageProcessor
+from plain_vit.analysis import attention_maps
+from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import TrainingError
+from plain_vit.inference.columns import features_of
 from plain_vit.packing import pack, unpad
 from plain_vit.training.arguments import ClassifierOptions
 from plain_vit.training.data import load_splits
@@ -24,6 +27,7 @@ from plain_vit.training.data.inputs import PackedImages, images_in
 from plain_vit.training.models import with_native_aspect_ratio
 from plain_vit.training.reports import show_batch as show_batch_module
 from plain_vit.training.tasks import classification
+from tests.sources.transformers_models import tiny_transformers
 from tests.training.runs import (
     evaluate,
     finetune,
@@ -255,3 +259,32 @@ def test_crops_are_within_the_image_and_have_about_its_aspect_ratio():
             stretched = (part["width"] / width) / (part["height"] / height)
             assert 3 / 4 * 0.96 <= stretched <= 4 / 3 * 1.04
             assert part["width"] * part["height"] / (width * height) >= 0.08 * 0.95
+
+
+@pytest.mark.slow
+def test_tower_of_pixtral_is_trained_on_images_of_many_sizes_and_looked_at(data, tmp_path):
+    source = tmp_path / "pixtral"
+    tiny_transformers("PixtralVisionModel").save_pretrained(source)
+    sides = {"size": {"longest_edge": 60}, "patch_size": {"height": 14, "width": 14}}
+    PixtralImageProcessor(**sides).save_pretrained(source)
+    run = runs_in(tmp_path, model=str(source), dataset=data, **SHORT)
+    with pytest.raises(TrainingError, match="keeps the aspect ratio of images: add --native_aspect_ratio"):
+        run("refused", native_aspect_ratio=False, max_num_patches=None)
+    folder = run("run")
+    processor = AutoImageProcessor.from_pretrained(folder)
+    assert processor.image_mean == pytest.approx(PixtralImageProcessor.image_mean)
+    results = json.loads((folder / "results.json").read_text())
+    assert evaluate(model=folder, dataset=data, batch_size=13)["top1_accuracy"] == results["test_accuracy"]
+    converted = from_checkpoint(source)
+    prepare: Any = converted.image_processor
+    test = load_splits(data)["test"]["image"][:]
+    with pytest.raises(TrainingError, match="only pooled features"):
+        features_of(converted.model, prepare(test, return_tensors="pt"), kind="mean", layers=())
+    inputs = prepare(test, return_tensors="pt")
+    features = features_of(converted.model, inputs, kind="pooled", layers=())["feature"]
+    for number in (0, 1):
+        inputs = prepare(test[number], return_tensors="pt")
+        alone = features_of(converted.model, inputs, kind="pooled", layers=())["feature"][0]
+        assert torch.allclose(features[number], alone, rtol=0, atol=1e-5 * alone.abs().max().item())
+        height, width = inputs["image_sizes"][0].tolist()
+        assert attention_maps(converted.model, inputs).shape == (1, 3, 5, height // 14, width // 14)

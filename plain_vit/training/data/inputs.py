@@ -12,7 +12,7 @@ import torch
 from ...image_processing_plain_vit import cut_into_patches
 from ...packing import pack, unpad, whole_images
 
-MODEL_INPUTS = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
+MODEL_INPUTS = ("pixel_values", "pixel_attention_mask", "spatial_shapes", "image_sizes")
 
 
 def model_inputs(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:

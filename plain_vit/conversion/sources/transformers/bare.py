@@ -41,8 +41,8 @@ QUERY, QUERY_NORM = f"{LAYER}.attention.q_proj.weight", f"{LAYER}.attention.q_no
 FC1, REGISTERS = f"{LAYER}.mlp.fc1.weight", "vit.embeddings.register_tokens"
 SCORES = (f"{LAYER}.attention.relative_position_bias.table", "vit.relative_position_bias.table")
 TOKENS = ("vit.embeddings.cls_token", "vit.embeddings.distillation_token")
-# Settings that affect outputs but no tensor, by our fields. The defaults of the class are assumed.
-ASSUMED = {"rope_theta": "rope_theta", "representation_act": "pooler_act"}
+# Settings that affect outputs but no tensor, with our fields. The defaults of the class are assumed.
+ASSUMED = {"rope_theta": "rope_theta", "rope_parameters": "rope_theta", "pooler_act": "representation_act"}
 EITHER_MLP = [PlainViTConfig(mlp_type=kind) for kind in ("mlp", "swiglu")]
 
 
@@ -246,7 +246,7 @@ def read(name: str, tensors: StateDict, prefix: str, hints: Hints) -> Bare:
     width = parts.there(QUERY).shape[0]
     if width != parts.width:  # the classes read this setting without declaring it
         settings["head_dim"] = width // settings["num_attention_heads"]
-    for field, setting in ASSUMED.items():
+    for setting, field in ASSUMED.items():
         if setting in defaults and (field != "representation_act" or parts.has("vit.representation.0.weight")):
             inferences.append(Inference(field, defaults[setting], f"the default of a {name}, which no tensor shows"))
     differing = {key: value for key, value in settings.items() if value != defaults.get(key)}
@@ -285,7 +285,9 @@ def _unshown(
         source = "the tensors of the attention" if hints.head_dim is None else f"head_dim {hints.head_dim}"
         inferences.append(Inference("num_attention_heads", parts.heads, source))
     for field, candidates in (("layer_norm_eps", EPSILONS), ("hidden_act", ACTIVATIONS)):
-        setting = family.settings[field]
+        if (setting := family.settings.get(field)) is None:
+            inferences.append(Inference(field, family.fixed[field], "transformers' code, the only value there"))
+            continue
         settings[setting] = getattr(hints, field)
         if field == "hidden_act" and parts.is_gated and "use_swiglu_ffn" in defaults:
             inferences.append(Inference(field, "silu", "the gate of the MLP, the only value there"))

@@ -305,6 +305,17 @@ AIMV2_ROWS = [
     Row("head.output_proj", "vit.pooler.o_proj"),
 ]
 
+PIXTRAL_ROWS = [
+    Row("patch_conv.weight", KERNEL),
+    Row("ln_pre", f"{EMBEDDINGS}.norm"),
+    Row("transformer.layers.{}.attention_norm", f"{LAYER}.layernorm_before"),
+    *_attention_rows("transformer.layers.{}.attention"),
+    Row("transformer.layers.{}.ffn_norm", f"{LAYER}.layernorm_after"),
+    Row("transformer.layers.{}.feed_forward.gate_proj", f"{LAYER}.mlp.gate"),
+    Row("transformer.layers.{}.feed_forward.up_proj", f"{LAYER}.mlp.fc1"),
+    Row("transformer.layers.{}.feed_forward.down_proj", f"{LAYER}.mlp.fc2"),
+]
+
 # Names of the patch projection, by which an encoder is found; what precedes them is the prefix of the encoder.
 PATCHES = (
     *(
@@ -312,6 +323,7 @@ PATCHES = (
         for name in ("patch_embeddings.projection", "patch_embeddings", "patch_embedding", "patch_embed")
     ),
     "patch_embed.projection.weight",  # Sapiens2
+    "patch_conv.weight",  # Pixtral
 )
 
 # Settings
@@ -652,6 +664,24 @@ def _check_siglip2(settings: Mapping[str, Any]) -> list[str]:
     return [] if is_square else [f"num_patches={patches}: the class itself takes the grid for a square"]
 
 
+PIXTRAL_ROPE = {"rope_type": "axial", "axis_frequencies": "alternating", "pairs": "halves", "dtype": "weights"}
+
+
+def _read_pixtral(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rope_parameters": {**PIXTRAL_ROPE, "rope_theta": settings["rope_parameters"]["rope_theta"]}}
+
+
+def _write_pixtral(config: PlainViTConfig) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "axial", "rope_theta": config.group("rope_parameters")["rope_theta"]}}
+
+
+def _check_pixtral(settings: Mapping[str, Any]) -> list[str]:
+    rope, width = settings["rope_parameters"], settings["hidden_size"] // settings["num_attention_heads"]
+    is_known = rope.get("rope_type") in ("axial", "default") and rope.keys() <= {"rope_type", "rope_theta"}
+    head_dim = [] if settings["head_dim"] == width else [f"head_dim={settings['head_dim']}: its heads have {width}"]
+    return [*head_dim, *([] if is_known else [f"rope_parameters={rope}"])]
+
+
 VIT_READ: dict[str, Any] = {"read": _read_head_dim, "write": _write_head_dim}
 POOLER_SETTINGS = ("pooler_output_size", "pooler_act")  # read if there are tensors of a pooler
 STAGES = ("stage_names", "out_features", "out_indices")  # of a backbone
@@ -826,6 +856,14 @@ AIMV2 = Family(
      "patch_post_norm": True},
     ("use_head",), write=lambda config: {"use_head": config.pooling == "query"}, square=True,
 )  # fmt: skip
+PIXTRAL = Family(
+    "pixtral", PIXTRAL_ROWS, (),
+    {name: theirs for name, theirs in TOWER_SETTINGS.items() if name != "layer_norm_eps"} | _alike("initializer_range"),
+    {"layer_norm_eps": 1e-5, "norm_type": "rms_norm", "final_norm": "none", "mlp_type": "swiglu",
+     "embedding_norm": True, "use_class_token": False, "pooling": "mean", "position_embedding_type": "none",
+     **dict.fromkeys(("patch_bias", "qkv_bias", "attention_output_bias", "mlp_bias"), False)},
+    ("rope_parameters", "head_dim"), _read_pixtral, _write_pixtral, _check_pixtral, square=True,
+)  # fmt: skip
 
 # Classes
 
@@ -931,6 +969,7 @@ ARCHITECTURES = {
     "Siglip2VisionModel": Architecture(SIGLIP2),
     "Siglip2ForImageClassification": Architecture(SIGLIP2, CLASSIFIER, ignored=UNREAD_HEAD),
     "Aimv2VisionModel": Architecture(AIMV2),
+    "PixtralVisionModel": Architecture(PIXTRAL),
 }
 
 # Classes to export to, in the order in which they are tried. MSN and MAE are ViTs: callers name their classes.
@@ -945,7 +984,7 @@ CANDIDATES = {
         "ViTModel", "DeiTModel", "IJepaModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel",
         "CLIPVisionModel", "CLIPVisionModelWithProjection", "Siglip2VisionModel", "SiglipVisionModel",
         "Aimv2VisionModel", "GitVisionModel", "BlipVisionModel", "Blip2VisionModel", "BeitModel", "InternVLVisionModel",
-        "Sapiens2Model",
+        "Sapiens2Model", "PixtralVisionModel",
     ],
 }  # fmt: skip
 

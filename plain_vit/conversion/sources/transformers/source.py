@@ -106,7 +106,7 @@ AROUND_TOWER = {
     "SiglipForImageClassification": "siglip", "Siglip2ForImageClassification": "siglip2",
     "CLIPForImageClassification": "clip", "MetaClip2ForImageClassification": "metaclip_2",
 }  # fmt: skip
-ROTATIONS = ("DINOv3ViTRopePositionEmbedding", "Sapiens2RopePositionEmbedding")
+ROTATIONS = ("DINOv3ViTRopePositionEmbedding", "Sapiens2RopePositionEmbedding", "PixtralVisionRotaryEmbedding")
 SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
 # `model_type` of the models that open. timm's wrapper is read by the timm source.
 MODEL_TYPES = [*dict.fromkeys(one.family.model_type for one in ARCHITECTURES.values()), *COMPOSITES, "timm_wrapper"]
@@ -133,6 +133,7 @@ class TransformersFormat(Format):
         Probes("embeddings.patch_embeddings", "model.layer.{}", "norm"),  # DINOv3
         Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # CLIP and SigLIP
         Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # AIMv2, whose patches are normalised
+        Probes("patch_conv", "transformer.layers.{}", None),  # Pixtral
     )
     heads = ("classifier", "cls_classifier", "distillation_classifier")
 
@@ -164,6 +165,7 @@ class TransformersFormat(Format):
             ".attention.attention.query.weight",  # BEiT without LayerScale
             "embeddings.class_embedding",  # Qianfan-OCR without positions
             ".attn.wq.weight",  # Sapiens2
+            "patch_conv.weight",  # Pixtral
         )
         prefix, found = _prefix(names), set(names)
         # In some files (MSN, BEiT backbones), the blocks lack the prefix of the embeddings.
