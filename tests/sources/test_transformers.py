@@ -382,6 +382,95 @@ def test_of_several_towers_the_error_asks_which(tmp_path: Path) -> None:
         assert all(torch.equal(tensor, ours[name]) for name, tensor in opened.model.state_dict().items())
 
 
+# InternViT's own code, which no package has and which is never run: what it computes is written again here.
+
+
+def intern_vit_block(tensors: dict[str, torch.Tensor], hidden: torch.Tensor, layer: int, is_6b: bool) -> torch.Tensor:
+    """Return the tokens after a block of InternViT."""
+    own = {name.removeprefix(f"encoder.layers.{layer}."): one for name, one in tensors.items() if f".{layer}." in name}
+
+    def norm(name: str, tokens: torch.Tensor) -> torch.Tensor:
+        if is_6b:
+            return own[f"{name}.weight"] * tokens * torch.rsqrt(tokens.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return nn.functional.layer_norm(tokens, tokens.shape[-1:], own[f"{name}.weight"], own[f"{name}.bias"], 1e-6)
+
+    def dense(name: str, tokens: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(tokens, own[f"{name}.weight"], own.get(f"{name}.bias"))
+
+    query, key, value = dense("attn.qkv", norm("norm1", hidden)).chunk(3, dim=-1)
+    if is_6b:
+        query, key = norm("attn.q_norm", query), norm("attn.k_norm", key)
+    query, key, value = (one.unflatten(-1, (5, -1)).transpose(1, 2) for one in (query, key, value))
+    weights = (query * 8**-0.5 @ key.transpose(-2, -1)).softmax(dim=-1)
+    hidden = hidden + own["ls1"] * dense("attn.proj", (weights @ value).transpose(1, 2).flatten(2))
+    inside = nn.functional.gelu(dense("mlp.fc1", norm("norm2", hidden)))
+    return hidden + own["ls2"] * dense("mlp.fc2", inside)
+
+
+def intern_vit(tensors: dict[str, torch.Tensor], pixel_values: torch.Tensor, is_6b: bool) -> list[torch.Tensor]:
+    """Return the tokens after the embeddings and after each block of InternViT."""
+    kernel, bias = (tensors[f"embeddings.patch_embedding.{leaf}"] for leaf in ("weight", "bias"))
+    patches = nn.functional.conv2d(pixel_values, kernel, bias, stride=14)
+    table = tensors["embeddings.position_embedding"]
+    grid = table[:, 1:].unflatten(1, (4, 4)).permute(0, 3, 1, 2)
+    grid = nn.functional.interpolate(grid, size=patches.shape[-2:], mode="bicubic", align_corners=False)
+    tokens = torch.cat((tensors["embeddings.class_embedding"].expand(len(patches), -1, -1),
+                        patches.flatten(2).transpose(1, 2)), dim=1)  # fmt: skip
+    stages = [tokens + torch.cat((table[:, :1], grid.flatten(2).transpose(1, 2)), dim=1)]
+    for layer in range(3):
+        stages.append(intern_vit_block(tensors, stages[-1], layer, is_6b))
+    return stages
+
+
+@pytest.mark.parametrize("is_6b", [True, False])
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_folders_of_internvit_s_own_code_open_without_running_it(is_6b: bool, is_inside: bool, tmp_path: Path) -> None:
+    shapes = {"norm1.weight": (40,), "norm2.weight": (40,), "ls1": (40,), "ls2": (40,), "attn.qkv.weight": (120, 40),
+              "attn.proj.weight": (40, 40), "attn.proj.bias": (40,), "mlp.fc1.weight": (52, 40), "mlp.fc1.bias": (52,),
+              "mlp.fc2.weight": (40, 52), "mlp.fc2.bias": (40,)}  # fmt: skip
+    shapes |= dict.fromkeys(
+        ["attn.q_norm.weight", "attn.k_norm.weight"] if is_6b else ["norm1.bias", "norm2.bias"], (40,)
+    )
+    shapes |= {} if is_6b else {"attn.qkv.bias": (120,)}
+    tensors = {
+        f"encoder.layers.{layer}.{name}": torch.randn(shape) for layer in range(3) for name, shape in shapes.items()
+    }
+    tensors |= {"embeddings.class_embedding": torch.randn(1, 1, 40),
+                "embeddings.position_embedding": torch.randn(1, 17, 40),
+                "embeddings.patch_embedding.weight": torch.randn(40, 3, 14, 14) / 20,
+                "embeddings.patch_embedding.bias": torch.randn(40)}  # fmt: skip
+    tower = {"model_type": "intern_vit_6b", "auto_map": {"AutoModel": "modeling_intern_vit.InternVisionModel"},
+             "architectures": ["InternVisionModel"], "use_flash_attn": True, "hidden_size": 40, "num_hidden_layers": 3,
+             "num_attention_heads": 5, "intermediate_size": 52, "image_size": 56, "initializer_factor": 1.0,
+             **({} if is_6b else {"norm_type": "layer_norm", "qkv_bias": True, "qk_normalization": False})}  # fmt: skip
+    stored, settings = tensors, tower
+    if is_inside:
+        stored = {f"vision_model.{name}": one for name, one in tensors.items()} | {"mlp1.0.weight": torch.randn(160)}
+        settings = {"model_type": "internvl_chat", "architectures": ["InternVLChatModel"], "vision_config": tower,
+                    "auto_map": {"AutoModel": "modeling_internvl_chat.InternVLChatModel"}}  # fmt: skip
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    opened = from_checkpoint(tmp_path, verify=True)
+    assert not opened.report.is_independent
+    model = eager(opened.model)
+    for size in ((56, 56), (42, 70)):
+        pixel_values = torch.randn(2, 3, *size)
+        expected, outputs = intern_vit(tensors, pixel_values, is_6b), model(pixel_values, output_hidden_states=True)
+        for ours, theirs in zip(outputs.hidden_states, expected, strict=True):
+            assert difference(ours, theirs) <= TOLERANCE
+        assert difference(outputs.last_hidden_state, expected[-1]) <= TOLERANCE
+        assert difference(outputs.pooler_output, expected[-1][:, 0]) <= TOLERANCE
+    with pytest.raises(ExportError, match="layout='InternVLVisionModel' writes a class"):
+        to_checkpoint(model, tmp_path / "back", format="transformers", layout="InternVisionModel")
+    stock: Any = to_module(model, "transformers", layout="InternVLVisionModel")
+    again = from_module(stock).state_dict()
+    assert all(torch.equal(again[name], one) for name, one in model.state_dict().items())
+    assert difference(stock(pixel_values).last_hidden_state, outputs.last_hidden_state) <= TOLERANCE
+    _edit(tmp_path, **({"vision_config": {**tower, "window": 3}} if is_inside else {"window": 3}))
+    with pytest.raises(CheckpointError, match="window=3"):
+        from_checkpoint(tmp_path)
+
+
 # Files
 
 

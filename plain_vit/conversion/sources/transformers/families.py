@@ -272,6 +272,7 @@ QIANFAN_ON_DISK = [  # of the whole model, as InternViT's own code names them
     *_mlp_rows("encoder.layers.{}.mlp"),
     Row("encoder.layers.{}.ls2", f"{LAYER}.layer_scale2.weight"),
 ]
+INTERN_VIT_ON_DISK = [replace(row, source=str(row.source).replace(".attention.", ".attn.")) for row in QIANFAN_ON_DISK]
 QKV = tuple(f"vit.pooler.{name}_proj" for name in "qkv")
 SIGLIP_ROWS = [
     *TOWER_BLOCK,
@@ -607,7 +608,7 @@ def _write_internvl(config: PlainViTConfig) -> dict[str, Any]:
         "layer_scale_init_value": 1.0 if gain is None else gain,
         "projection_dropout": config.hidden_dropout_prob,
         "use_absolute_position_embeddings": config.position_embedding_type != "none",
-        "use_mean_pooling": config.pooling == "mean",
+        "use_mean_pooling": config.final_norm == "none",
         "use_mask_token": config.use_mask_token,
         "use_qk_norm": config.qk_norm == "rms_all_heads",
     }
@@ -644,6 +645,35 @@ def _check_janus(settings: Mapping[str, Any]) -> list[str]:
 
 def _check_dpt(settings: Mapping[str, Any]) -> list[str]:
     return ["is_hybrid=True, with a ResNet that is not one of the paper's"] if settings["is_hybrid"] else []
+
+
+# Defaults of InternViT's own code, and Qianfan-OCR's names of its settings.
+INTERN_VIT_DEFAULTS = {
+    "num_channels": 3, "patch_size": 14, "image_size": 224, "qkv_bias": False, "hidden_size": 3200,
+    "num_attention_heads": 25, "intermediate_size": 12800, "qk_normalization": True, "num_hidden_layers": 48,
+    "hidden_act": "gelu", "norm_type": "rms_norm", "layer_norm_eps": 1e-6, "dropout": 0.0, "drop_path_rate": 0.0,
+    "attention_dropout": 0.0, "initializer_range": 0.02, "initializer_factor": 0.1,
+}  # fmt: skip
+INTERN_VIT_NAMES = {"qkv_bias": "attention_bias", "qk_normalization": "use_qk_norm", "dropout": "hidden_dropout_prob",
+                    "initializer_factor": "layer_scale_init_value"}  # fmt: skip
+INTERN_VIT_TYPES = ("intern_vit_6b", "intern_vit_300m")
+
+
+def intern_vit_in(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the settings of an InternViT of its own code, which is never run, as Qianfan-OCR's class has them.
+
+    Args:
+        settings: The `config.json` of the tower or of an InternVL around it.
+    """
+    inside = settings.get("vision_config")
+    tower = inside if isinstance(inside, Mapping) else settings
+    if tower.get("model_type") not in INTERN_VIT_TYPES:
+        return None
+    unread = ("auto_map", "use_flash_attn", "use_bfloat16")  # how to compute, not what
+    said = INTERN_VIT_DEFAULTS | {name: value for name, value in tower.items() if name not in unread}
+    named = {str(INTERN_VIT_NAMES.get(name, name)): value for name, value in said.items()}
+    fixed = {"projection_dropout": said["dropout"], "use_mean_pooling": True, "use_mask_token": False}
+    return {**named, **fixed, "model_type": INTERN_VIT.model_type, "architectures": ["InternVisionModel"]}
 
 
 def _write_siglip(config: PlainViTConfig) -> dict[str, Any]:
@@ -820,6 +850,7 @@ QIANFAN_OCR = replace(
     INTERNVL, model_type="qianfan_ocr_vision", rows=QIANFAN_ROWS, on_disk=QIANFAN_ON_DISK,
     settings={**INTERNVL.settings, "drop_path_rate": "drop_path_rate"},
 )  # fmt: skip
+INTERN_VIT = replace(QIANFAN_OCR, on_disk=INTERN_VIT_ON_DISK)
 SIGLIP = Family(
     "siglip_vision_model", SIGLIP_ROWS, (), TOWER_SETTINGS,
     {"position_resampling": "bicubic", "use_class_token": False, "pooling": "mean"},
@@ -960,6 +991,7 @@ ARCHITECTURES = {
     "InstructBlipVideoVisionModel": Architecture(INSTRUCTBLIPVIDEO),
     "InternVLVisionModel": Architecture(INTERNVL),
     "QianfanOCRVisionModel": Architecture(QIANFAN_OCR),
+    "InternVisionModel": Architecture(INTERN_VIT, fields={"pooling": "cls", "final_norm": "none"}),
     "SiglipVisionModel": Architecture(SIGLIP),
     "SiglipForImageClassification": Architecture(SIGLIP, CLASSIFIER, ignored=UNREAD_HEAD),
     "Idefics2VisionTransformer": Architecture(IDEFICS2),

@@ -11,6 +11,8 @@ from ....errors import MissingPackageError
 COMPLETE = ("'transformers>=5.10.1'",)  # the first release with all the classes that open
 # Classes that transformers keeps to their modules, with the package.
 UNEXPORTED = {"Idefics2VisionTransformer": "idefics2", "Kosmos2VisionModel": "kosmos2"}
+# Classes of code in repositories, which is never run, and those of transformers with the same parameters.
+STAND_INS = {"InternVisionModel": "QianfanOCRVisionModel"}
 
 
 def class_named(name: str) -> Any:
@@ -24,7 +26,7 @@ def class_named(name: str) -> Any:
         place = (
             importlib.import_module(f"transformers.models.{package}.modeling_{package}") if package else transformers
         )
-        return getattr(place, name)
+        return getattr(place, STAND_INS.get(name, name))
     except (AttributeError, ImportError) as error:
         raise MissingPackageError(f"transformers {transformers.__version__} has no {name}", COMPLETE) from error
 

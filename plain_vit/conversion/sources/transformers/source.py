@@ -8,6 +8,7 @@ what a class cannot represent, our config is written as its settings, read back 
 import copy
 import dataclasses
 import functools
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -56,6 +57,7 @@ from .families import (
     DPT,
     FLAVA,
     GIT,
+    INTERN_VIT,
     INTERNVL,
     JANUS,
     LAYER,
@@ -72,8 +74,9 @@ from .families import (
     VIT_MAE,
     VIT_MSN,
     Architecture,
+    intern_vit_in,
 )
-from .installed import class_named, config_class
+from .installed import STAND_INS, class_named, config_class
 from .pixels import processor_from_transformers, stock_processor, uncut
 
 # Attributes that do not affect the outputs: stored constructor arguments, training switches, plans for several devices.
@@ -139,6 +142,8 @@ class TransformersFormat(Format):
 
     def config_of_settings(self, settings: Mapping[str, Any]) -> PlainViTConfig | None:
         """Return our config of the model that a `config.json` describes, or of the only encoder in it."""
+        if (original := intern_vit_in(settings)) is not None:
+            return self.config_of_settings(original)
         if (outer := _other_type(settings)) is not None:
             towers = _towers_in(_read_config(CONFIG_MAPPING[outer], settings))
             return self.config_of_settings(towers[0]) if len(towers) == 1 else None
@@ -179,6 +184,8 @@ class TransformersFormat(Format):
 
     def models_inside(self, settings: Mapping[str, Any], tensors: StateDict) -> Mapping[str, Mapping[str, Any]]:
         """Return the vision towers of a model that does not open as a whole, such as LLaVA."""
+        if (original := intern_vit_in(settings)) is not None:
+            return dict.fromkeys(_prefixes(tensors), original)
         if (model_type := _other_type(settings)) is None:
             return {}
         towers = _towers_in(_read_config(CONFIG_MAPPING[model_type], settings))
@@ -346,9 +353,9 @@ class TransformersFormat(Format):
 
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
         """Build the source's own class from its `config.json`."""
-        if "model_type" not in settings:
-            return None
         config, name = description.config, (description.layout or "").split()[0]
+        if "model_type" not in settings or name in STAND_INS:
+            return None
         kind, architecture = class_named(name), _architecture(name)
         whole: PreTrainedConfig = config_class(name, settings["model_type"]).from_dict(dict(settings))
         tower = _tower_config(whole)
@@ -404,6 +411,11 @@ class TransformersFormat(Format):
             ExportError: lists every part of the model or the image processor that transformers cannot represent.
         """
         name = (layout or _class_for(config)).split()[0]
+        if name in STAND_INS:
+            raise ExportError(
+                f"{name} is code of its repository, which is not run: layout='InternVLVisionModel' writes a class of "
+                "transformers with the same tokens"
+            )
         processor = image_processor
         if isinstance(image_processor, SourcePreprocessing):
             processor = stock_processor(image_processor)
@@ -728,7 +740,7 @@ def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mappi
         remarks.append(Inference("pooling", config.pooling, f"what is usual for the family: this model {there}"))
     if architecture.fields.get("num_register_tokens"):
         remarks.append(Inference("num_register_tokens", 1, "the distillation token, which no head of this class reads"))
-    if config.drop_path_rate and architecture.family not in (BEIT, DATA2VEC_VISION, QIANFAN_OCR):
+    if config.drop_path_rate and architecture.family not in (BEIT, DATA2VEC_VISION, QIANFAN_OCR, INTERN_VIT):
         rate = "drop_path_rate, which there is that of every block, and here that of the last"
         remarks.append(Inference("drop_path_rate", config.drop_path_rate, rate))
     if config.hidden_dropout_prob:
@@ -741,6 +753,7 @@ def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mappi
 
 # Models that a class can represent
 
+INTERN = (INTERNVL, QIANFAN_OCR, INTERN_VIT)
 UNPOOLED = (VIT_MSN, VIT_MAE, GIT, INTERNVL, QIANFAN_OCR)
 REMEDY = " (settings that only affect training, such as drop_path_rate, can be set to 0 in the model's config first)"
 
@@ -823,7 +836,7 @@ def _loaded_whole(stock: PreTrainedConfig, tensors: StateDict) -> StateDict:
     whole = kind.config_class(vision_config=stock.to_dict(), text_config=text)
     fresh = kind(whole).state_dict()
     stored = {tensor: fresh[tensor] for tensor in fresh if not tensor.startswith(tower)}
-    stored |= {tower + tensor: tensors[tensor] for tensor in tensors}
+    stored |= {tower + re.sub(r"attn\.(?=[qk]_norm)", "attention.", tensor): tensors[tensor] for tensor in tensors}
     loaded = kind.from_pretrained(None, config=whole, state_dict=stored).state_dict()
     return {tensor.removeprefix(tower): loaded[tensor] for tensor in loaded if tensor.startswith(tower)}
 
@@ -866,16 +879,14 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
         equal |= {"representation_bias": False}
     if architecture.masked:
         equal["use_mask_token"] = True
-    elif (architecture.head is POOLER_ROWS and family not in (FLAVA, DPT)) or family in (
-        DINOV2,
-        DINOV2_WITH_REGISTERS,
-        DINOV3,
-        INTERNVL,
-        QIANFAN_OCR,
+    elif family in (DINOV2, DINOV2_WITH_REGISTERS, DINOV3, *INTERN) or (
+        architecture.head is POOLER_ROWS and family not in (FLAVA, DPT)
     ):
         equal["use_mask_token"] = config.use_mask_token
     if family in (BEIT, DATA2VEC_VISION) and not architecture.head and config.pooling == "mean":
         equal["final_norm"] = config.final_norm if config.final_norm == "none" else "after_pooling"
+    if family in INTERN and config.final_norm == "none":  # the class returns tokens alone
+        equal["pooling"] = config.pooling
     if not architecture.head and (family, config.pooling) in ((SIGLIP, "map"), (SIGLIP2, "map"), (AIMV2, "query")):
         equal["pooling"] = config.pooling
     return equal
