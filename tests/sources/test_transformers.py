@@ -153,6 +153,14 @@ def test_positions_of_idefics_are_the_sources_for_every_grid(side: int) -> None:
         assert torch.equal(ours, theirs), grid
 
 
+def test_a_published_config_of_idefics_says_more_of_its_tower_than_it_reads(folder: Callable[[str], Path]) -> None:
+    source = folder("Idefics3ForConditionalGeneration")
+    tower = json.loads((source / "config.json").read_text())["vision_config"]
+    unread = {"model_type": "idefics3", "max_image_size": {"longest_edge": 364}, "size": {"longest_edge": 1456}}
+    _edit(source, vision_config=tower | unread)
+    assert from_checkpoint(source, verify=True).report.is_independent
+
+
 @pytest.mark.parametrize("repeats", [False, True])
 def test_positions_that_repeat_at_the_native_size_go_only_where_they_repeat(repeats: bool) -> None:
     model = from_module(tiny_transformers("Idefics3VisionTransformer" + (", positions that repeat" if repeats else "")))

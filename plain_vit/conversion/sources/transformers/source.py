@@ -484,7 +484,8 @@ def _towers_in(config: PreTrainedConfig) -> list[dict[str, Any]]:
     """Return the different configurations of encoders inside another, each with the class of an encoder."""
     towers: list[dict[str, Any]] = []
     for inner in (one for one in vars(config).values() if isinstance(one, PreTrainedConfig)):
-        name = next((name for name, one in ARCHITECTURES.items() if one.family.model_type == inner.model_type), None)
+        kind = type(inner).model_type  # published files of Idefics say that of the whole model
+        name = next((name for name, one in ARCHITECTURES.items() if one.family.model_type == kind), None)
         found = [{**inner.to_dict(), "architectures": [name]}] if name else _towers_in(inner)
         towers += [one for one in found if one not in towers]
     return towers
