@@ -189,6 +189,11 @@ def conflicts_in_positions(config: Any) -> tuple[tuple[bool, str], ...]:
         (rotary and head_dim % 4 != 0,
          f"a rotation gives half of its pairs of channels to each axis: head_dim must be a multiple of 4, not "
          f"{head_dim}"),
+        (rope["prefix_angles"] == "learned" and (config.num_prefix_tokens == 0 or config.rope_type == "mixed"),
+         'prefix_angles "learned" rotates tokens before the patches, and is not combined with a "mixed" rotation: '
+         'set it to "zero" in rope_parameters'),
+        (rope["axis_frequencies"] != "equal" and config.rope_type == "mixed",
+         'a "mixed" rotation learns its frequencies: set axis_frequencies="equal" in rope_parameters'),
         (centered and config.rope_type == "mixed",
          'a "mixed" rotation learns the frequencies of row and column numbers: set coordinates="index" in '
          "rope_parameters"),

@@ -99,8 +99,6 @@ def _is_ours(kind: type) -> bool:
 class RopeParameters:
     """Rotation of queries and keys by the place of their patch: the keys of `rope_parameters`, in transformers' form.
 
-    Tokens before the patches are not rotated.
-
     Args:
         rope_type: "axial" (by the row and the column of the patch, with fixed frequencies) or "mixed" (with learned
             frequencies of both for each block and head: Heo et al. 2024).
@@ -116,6 +114,7 @@ class RopeParameters:
             theta ** x: timm's DINOv3).
         axis_frequencies: "equal" (rows and columns have the same frequencies) or "alternating" (of one series, the
             first coordinate has every other frequency, the second the ones between: Pixtral).
+        prefix_angles: Rotation of the tokens before the patches: "zero" (none) or "learned" (MLCD's class token).
         dtype: Dtype of cosines and sines: "float32", or that of the "weights".
         shift: Random shift of the coordinates in training, at most this far in each direction.
         jitter: Random factor on each coordinate in training, at most this.
@@ -131,6 +130,7 @@ class RopeParameters:
     pairs: Literal["adjacent", "halves"] = "adjacent"
     frequencies: Literal["inverse", "period"] = "inverse"
     axis_frequencies: Literal["equal", "alternating"] = "equal"
+    prefix_angles: Literal["zero", "learned"] = "zero"
     dtype: Literal["float32", "weights"] = "float32"
     shift: float | int | None = None
     jitter: float | int | None = None

@@ -332,6 +332,11 @@ class AxialRotaryEmbedding(nn.Module):
         self.num_series = 2 if rope["axis_frequencies"] == "alternating" else 1
         self.as_weights = rope["dtype"] == "weights"
         self.halves = rope["pairs"] == "halves"
+        is_learned = rope["prefix_angles"] == "learned"
+        prefix = torch.zeros(self.num_prefix_tokens, self.head_dim // 2)
+        self.prefix_angles = nn.Parameter(prefix) if is_learned else None
+        # Separate if learned: checkpointing runs backward through one block at a time.
+        self.num_angles = self.num_layers if is_learned else 1
         self.shift, self.jitter, self.rescale = rope["shift"], rope["jitter"], rope["rescale"]
         self.uniform_of_step: Callable[..., torch.Tensor] | None = None  # a training loop may set numbers for each step
 
@@ -397,17 +402,24 @@ class AxialRotaryEmbedding(nn.Module):
             coordinates = 2 * math.pi * coordinates
         coordinates = coordinates[:, :, None]
         angles = coordinates / factors if self.by_periods else coordinates * factors
-        return [angles.flatten(1)]
+        return [angles.flatten(1)] * self.num_angles
 
     def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> Rotation:
-        """Return the rotation by angles of shape (..., N, d / 2); tokens before the patches are not rotated."""
-        angles = F.pad(angles, (0, 0, self.num_prefix_tokens, 0))
-        cos, sin = angles.cos(), angles.sin()
+        """Return the rotation by angles of shape (..., N, d / 2), and by those of the tokens before the patches."""
+        zeros = angles.new_zeros(self.num_prefix_tokens, angles.shape[-1])
+        prefix = zeros if self.prefix_angles is None else self.prefix_angles
+        prefix = prefix.expand(*angles.shape[:-2], -1, -1)
+        cos, sin = (torch.cat((wave(prefix), wave(angles)), dim=-2) for wave in (torch.cos, torch.sin))
         if self.as_weights:
             cos, sin = cos.to(dtype), sin.to(dtype)
         if self.halves:
             return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1), True)
         return Rotation(cos.repeat_interleave(2, dim=-1), torch.stack((-sin, sin), dim=-1).flatten(-2), False)
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Initialise the angles of the tokens before the patches as MLCD does."""
+        if self.prefix_angles is not None:
+            init.normal_(self.prefix_angles, std=(self.head_dim // 2) ** -0.5)
 
 
 class MixedRotaryEmbedding(AxialRotaryEmbedding):

@@ -54,7 +54,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
         },
         "num_register_tokens": 2, "position_embedding_type": "none",
     },
-    "rotary_alternating": {"rope_parameters": {"axis_frequencies": "alternating"}},
+    "rotary_alternating": {"rope_parameters": {"axis_frequencies": "alternating", "prefix_angles": "learned"}},
     "rotary_mixed": {"rope_parameters": {"rope_type": "mixed", "rope_theta": 10.0, "dtype": "weights"}},
     "relative_table": {"relative_position_bias": {"type": "table"}, "position_embedding_type": "none"},
     "relative_shared": {

@@ -256,7 +256,7 @@ def test_every_choice_has_its_implementation_and_every_implementation_its_choice
     expected = {**CHOICES, "patch_projection": CHOICES["patch_projection"] | {"resnet"}}  # chosen by `resnet_stem`
     assert {field: set(table) for field, table in tables.items()} == {field: expected[field] for field in tables}
     # Choices without a class: strings that one function reads, and a position that the model reads.
-    names = ("coordinates", "axes", "pairs", "frequencies", "axis_frequencies", "dtype")
+    names = ("coordinates", "axes", "pairs", "frequencies", "axis_frequencies", "prefix_angles", "dtype")
     alternatives = {f"rope_parameters.{name}" for name in names}
     assert (
         CHOICES.keys() - tables.keys()

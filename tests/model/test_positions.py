@@ -51,14 +51,14 @@ def test_rotation_multiplies_pairs_of_channels_as_complex_numbers(name: str) -> 
     heads, prefix = torch.randn(2, 5, config.num_prefix_tokens + 12, 8), config.num_prefix_tokens
     angles = module.angles(module.coordinates((3, 4), torch.device("cpu")))
     found = module((3, 4), torch.zeros(1), None)
-    assert len(angles) == (3 if name == "rotary_mixed" else 1)
+    own = name in ("rotary_mixed", "rotary_alternating")  # learned: of each block, or of tokens before the patches
+    assert len(angles) == (3 if own else 1)
+    of_prefix = torch.zeros(prefix, 4) if module.prefix_angles is None else module.prefix_angles.detach()
+    halves = config.group("rope_parameters")["pairs"] == "halves"
     for rotation, one in zip(found, angles * (3 // len(angles)), strict=True):
         turned = rotation.rotate(heads)
-        assert torch.equal(turned[:, :, :prefix], heads[:, :, :prefix])
-        expected = rotated_by_complex_numbers(
-            heads[:, :, prefix:], one, config.group("rope_parameters")["pairs"] == "halves"
-        )
-        assert difference(turned[:, :, prefix:], expected) < 1e-6
+        of_all = torch.cat((of_prefix.expand(*one.shape[:-2], -1, -1), one), dim=-2)
+        assert difference(turned, rotated_by_complex_numbers(heads, of_all, halves)) < 1e-6
         assert torch.equal(rotation.rotate(heads[:, :, :5]), turned[:, :, :5])  # the first tokens only
 
 

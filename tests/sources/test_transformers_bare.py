@@ -32,7 +32,7 @@ from tests.tiny import difference
 
 # Settings that no tensor shows and that are not asked but reported; here they are not the defaults.
 ASSUMED = {"DINOv3ViTModel": "rope_theta", "Sapiens2Model": "rope_theta", "ViTModel": "representation_act",
-           "PixtralVisionModel": "rope_theta"}  # fmt: skip
+           "PixtralVisionModel": "rope_theta", "MLCDVisionModel": "rope_theta"}  # fmt: skip
 
 
 def bare_file(module: Any, folder: Path) -> Path:

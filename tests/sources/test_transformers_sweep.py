@@ -45,7 +45,7 @@ BFLOAT16_REORDERED = 4e-2
 INTERPOLATED = {"interpolate_pos_encoding": True}
 RESIZED: dict[str, dict[str, Any] | None] = {
     "Dinov2": {}, "DINOv3": {}, "Sapiens2": {}, "InternVL": {}, "DepthAnything": {}, "PromptDepthAnything": {},
-    "CHMv2": {}, "DPT": {}, "Pixtral": {}, "Mistral3": {}, "LightOnOcr": {},
+    "CHMv2": {}, "DPT": {}, "MLCD": {}, "Pixtral": {}, "Mistral3": {}, "LightOnOcr": {},
     "ViTMAE": None, "Aimv2": None, "CLIPModel": None, "MetaClip2Model": None,
 }  # fmt: skip
 

@@ -303,6 +303,7 @@ _CASES: dict[str, Callable[[str], Any]] = {
     "Aimv2VisionModel": _of(**SQUARE),
     "Aimv2VisionModel without a head, with biases": _of(**SQUARE, use_head=False, qkv_bias=True, mlp_bias=True),
     "Aimv2Model": _joint(projection_dim=11),
+    "MLCDVisionModel": _of(**SQUARE, rope_parameters={"rope_type": "axial", "rope_theta": 500.0}),
     "PixtralVisionModel": _of(**SQUARE, rope_parameters={"rope_type": "axial", "rope_theta": 500.0}),
     **COMPOSITES,
 }  # fmt: skip
@@ -323,6 +324,7 @@ REPRESENTATIVES = [
     "Sapiens2ForPointmapEstimation",
     "DepthAnythingForDepthEstimation", "SiglipVisionModel, partial patches", "SiglipForImageClassification",
     "Siglip2ForImageClassification", "Siglip2VisionModel", "Aimv2VisionModel", "PixtralVisionModel",
+    "MLCDVisionModel",
 ]  # fmt: skip
 
 # Tolerances of classes with a different order of operations; all others differ by 0.0.

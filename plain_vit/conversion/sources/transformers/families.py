@@ -228,6 +228,10 @@ CLIP_ROWS = [
     Row("pre_layrnorm", f"{EMBEDDINGS}.norm"),  # sic
     Row("post_layernorm", "vit.pooled_layernorm"),
 ]
+MLCD_ROWS = [
+    *(row for row in CLIP_ROWS if row.ours != TABLE),
+    Row("class_pos_emb", "vit.rotary_embedding.prefix_angles"),
+]
 OWLVIT_ROWS = [replace(row, source="pre_layernorm") if row.source == "pre_layrnorm" else row for row in CLIP_ROWS]
 GIT_ROWS = [replace(row, ours="vit.layernorm") if row.source == "post_layernorm" else row for row in CLIP_ROWS]
 LAYER_QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
@@ -697,19 +701,33 @@ def _check_siglip2(settings: Mapping[str, Any]) -> list[str]:
 PIXTRAL_ROPE = {"rope_type": "axial", "axis_frequencies": "alternating", "pairs": "halves", "dtype": "weights"}
 
 
-def _read_pixtral(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {"rope_parameters": {**PIXTRAL_ROPE, "rope_theta": settings["rope_parameters"]["rope_theta"]}}
+MLCD_ROPE = {"rope_type": "axial", "prefix_angles": "learned", "pairs": "halves"}
 
 
-def _write_pixtral(config: PlainViTConfig) -> dict[str, Any]:
+def _read_theta(rope: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return the reader of a rotation of which only the base of the frequencies varies."""
+    return lambda settings: {"rope_parameters": {**rope, "rope_theta": settings["rope_parameters"]["rope_theta"]}}
+
+
+def _write_theta(config: PlainViTConfig) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "axial", "rope_theta": config.group("rope_parameters")["rope_theta"]}}
 
 
-def _check_pixtral(settings: Mapping[str, Any]) -> list[str]:
-    rope, width = settings["rope_parameters"], settings["hidden_size"] // settings["num_attention_heads"]
+def _check_theta(settings: Mapping[str, Any]) -> list[str]:
+    rope = settings["rope_parameters"]
     is_known = rope.get("rope_type") in ("axial", "default") and rope.keys() <= {"rope_type", "rope_theta"}
+    return [] if is_known else [f"rope_parameters={rope}"]
+
+
+def _check_pixtral(settings: Mapping[str, Any]) -> list[str]:
+    width = settings["hidden_size"] // settings["num_attention_heads"]
     head_dim = [] if settings["head_dim"] == width else [f"head_dim={settings['head_dim']}: its heads have {width}"]
-    return [*head_dim, *([] if is_known else [f"rope_parameters={rope}"])]
+    return [*head_dim, *_check_theta(settings)]
+
+
+def _check_mlcd(settings: Mapping[str, Any]) -> list[str]:
+    groups = settings["num_key_value_groups"]
+    return [*([f"num_key_value_groups={groups}"] if groups != 1 else []), *_check_theta(settings)]
 
 
 VIT_READ: dict[str, Any] = {"read": _read_head_dim, "write": _write_head_dim}
@@ -893,7 +911,13 @@ PIXTRAL = Family(
     {"layer_norm_eps": 1e-5, "norm_type": "rms_norm", "final_norm": "none", "mlp_type": "swiglu",
      "embedding_norm": True, "use_class_token": False, "pooling": "mean", "position_embedding_type": "none",
      **dict.fromkeys(("patch_bias", "qkv_bias", "attention_output_bias", "mlp_bias"), False)},
-    ("rope_parameters", "head_dim"), _read_pixtral, _write_pixtral, _check_pixtral, square=True,
+    ("rope_parameters", "head_dim"), _read_theta(PIXTRAL_ROPE), _write_theta, _check_pixtral, square=True,
+)  # fmt: skip
+MLCD = replace(
+    CLIP, model_type="mlcd_vision_model", rows=MLCD_ROWS, fixed={**CLIP.fixed, "position_embedding_type": "none"},
+    unread=(*CLIP.unread, "rope_parameters", "num_key_value_groups"),
+    read=_read_theta(MLCD_ROPE), write=lambda config: {**_write_theta(config), "num_key_value_groups": 1},
+    check=_check_mlcd,
 )  # fmt: skip
 
 # Classes
@@ -1002,6 +1026,7 @@ ARCHITECTURES = {
     "Siglip2ForImageClassification": Architecture(SIGLIP2, CLASSIFIER, ignored=UNREAD_HEAD),
     "Aimv2VisionModel": Architecture(AIMV2),
     "PixtralVisionModel": Architecture(PIXTRAL),
+    "MLCDVisionModel": Architecture(MLCD),
 }
 
 # Classes to export to, in the order in which they are tried. MSN and MAE are ViTs: callers name their classes.
@@ -1016,7 +1041,7 @@ CANDIDATES = {
         "ViTModel", "DeiTModel", "IJepaModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel",
         "CLIPVisionModel", "CLIPVisionModelWithProjection", "Siglip2VisionModel", "SiglipVisionModel",
         "Aimv2VisionModel", "GitVisionModel", "BlipVisionModel", "Blip2VisionModel", "BeitModel", "InternVLVisionModel",
-        "Sapiens2Model", "PixtralVisionModel",
+        "Sapiens2Model", "PixtralVisionModel", "MLCDVisionModel",
     ],
 }  # fmt: skip
 

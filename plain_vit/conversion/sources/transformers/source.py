@@ -109,7 +109,10 @@ AROUND_TOWER = {
     "SiglipForImageClassification": "siglip", "Siglip2ForImageClassification": "siglip2",
     "CLIPForImageClassification": "clip", "MetaClip2ForImageClassification": "metaclip_2",
 }  # fmt: skip
-ROTATIONS = ("DINOv3ViTRopePositionEmbedding", "Sapiens2RopePositionEmbedding", "PixtralVisionRotaryEmbedding")
+ROTATIONS = (
+    "DINOv3ViTRopePositionEmbedding", "Sapiens2RopePositionEmbedding", "PixtralVisionRotaryEmbedding",
+    "MLCDRotaryEmbedding",
+)  # fmt: skip
 SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
 # `model_type` of the models that open. timm's wrapper is read by the timm source.
 MODEL_TYPES = [*dict.fromkeys(one.family.model_type for one in ARCHITECTURES.values()), *COMPOSITES, "timm_wrapper"]
