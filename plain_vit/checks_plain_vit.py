@@ -16,6 +16,7 @@ PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label
 MOST_LAYERS, MOST_PIXELS = 1000, 2**28
 LARGEST = {
     **dict.fromkeys(("hidden_size", "head_dim", "intermediate_size", "representation_size", "num_channels"), 2**20),
+    "num_frames": 2**10,
     "relative_position_bias.mlp_size": 2**20,
     "pooling_intermediate_size": 2**20,
     "pooling_num_layers": MOST_LAYERS,
@@ -131,6 +132,8 @@ def conflicts_in_embeddings(config: Any) -> tuple[tuple[bool, str], ...]:
          "register_tokens_last is not combined with a distillation token by any source"),
         (config.patch_pre_norm and config.patch_projection not in ("linear", "shifted"),
          'patch_pre_norm needs the flattened pixels of each patch: set patch_projection="linear" or "shifted"'),
+        (config.num_frames > 1 and (has_stem or config.patch_projection != "conv"),
+         'frames are projected by a convolution: set patch_projection="conv" and resnet_stem=None, or num_frames=1'),
         (has_stem and config.patch_projection != "conv",
          'the feature map of a ResNet is projected by a convolution: set patch_projection="conv"'),
         (any(depth < 1 for depth in depths),

@@ -202,6 +202,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         image_size: Native input size, in pixels. Other sizes work too: the position table is resampled.
         patch_size: Size of a patch, in pixels. It must divide `image_size`.
         num_channels: Number of input channels.
+        num_frames: Copies of the image that the patch projection takes, as frames of a video without motion (Qwen3-VL).
         drop_partial_patches: Crop the pixels at the right and at the bottom that do not fill a patch, instead of
             raising an error (SigLIP's 384 pixels in patches of 14).
         use_class_token: Put a learned class token before the patches.
@@ -310,6 +311,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     image_size: int | list[int] | tuple[int, int] = 224
     patch_size: int | list[int] | tuple[int, int] = 16
     num_channels: int = 3
+    num_frames: int = 1
     drop_partial_patches: bool = False
 
     use_class_token: bool = True

@@ -76,7 +76,9 @@ class PlainViTPatchEmbeddings(nn.Module):
     def __init__(self, config: PlainViTConfig):
         super().__init__()
         self.patch_shape = size = config.patch_shape
-        projection = nn.Conv2d(config.num_channels, config.hidden_size, size, size, bias=config.patch_bias)
+        self.num_frames = config.num_frames
+        channels = config.num_channels * self.num_frames
+        projection = nn.Conv2d(channels, config.hidden_size, size, size, bias=config.patch_bias)
         self.projection = init_as("patches", projection)
         self.post_norm = norm_or_identity(config, config.patch_post_norm, norms=PATCH_NORMS)
 
@@ -86,6 +88,14 @@ class PlainViTPatchEmbeddings(nn.Module):
             images = pixel_values.unflatten(2, (*self.patch_shape, -1)).permute(0, 1, 4, 2, 3).flatten(0, 1)
             return self.post_norm(self.projection(images).view(batch, count, -1))
         return self.post_norm(self.projection(pixel_values).flatten(2).transpose(1, 2))  # B N D
+
+
+class FramesPatchEmbeddings(PlainViTPatchEmbeddings):
+    """Project each patch of several copies of the image; the copies of a channel follow each other."""
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        channels = 1 if pixel_values.ndim == 4 else -1
+        return super().forward(pixel_values.repeat_interleave(self.num_frames, dim=channels))
 
 
 class PlainViTPositionEmbedding(GridTables):
@@ -128,6 +138,7 @@ PATCH_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "linear": LinearPatchEmbeddings,
     "shifted": ShiftedPatchEmbeddings,
     "resnet": ResNetPatchEmbeddings,  # with a `resnet_stem`
+    "frames": FramesPatchEmbeddings,  # with several `num_frames`
 }
 POSITION_EMBEDDINGS: dict[str, Callable[[PlainViTConfig], nn.Module | None]] = {
     "learned": PlainViTPositionEmbedding,
@@ -148,7 +159,9 @@ class PlainViTEmbeddings(nn.Module):
         self.num_channels = config.num_channels
         self.positions_on_prefix = config.position_embedding_on_prefix
         self.register_tokens_last = config.register_tokens_last
-        self.patch_embeddings = PATCH_EMBEDDINGS["resnet" if config.resnet_stem else config.patch_projection](config)
+        kinds = {"resnet": config.resnet_stem is not None, "frames": config.num_frames > 1}
+        kind = next((kind for kind, is_chosen in kinds.items() if is_chosen), config.patch_projection)
+        self.patch_embeddings = PATCH_EMBEDDINGS[kind](config)
 
         def tokens(count: int) -> nn.Parameter | None:
             return nn.Parameter(torch.zeros(1, count, config.hidden_size)) if count else None

@@ -30,6 +30,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "mask_token": {"use_mask_token": True},
     "linear_patches": {"patch_projection": "linear", "patch_pre_norm": True, "patch_post_norm": True},
     "resnet": {"resnet_stem": {"depths": (1,)}, "patch_size": (8, 28)},
+    "frames": {"num_frames": 2},
     "clip": {"embedding_norm": True, "hidden_act": "quick_gelu", "patch_bias": False, "final_norm": "after_pooling"},
     "sincos": {
         "position_embedding_type": "sincos_2d", "position_embedding_on_prefix": False, "use_class_token": False,

@@ -76,9 +76,10 @@ def _filters(vit: PlainViTModel) -> torch.Tensor:
     shape = (height, width, channels) if is_dense else (channels, height, width)
     if type(projection) in (nn.Conv2d, nn.Linear):
         weight = projection.weight.detach()
+        weight = weight if is_dense else weight.unflatten(1, (channels, -1)).sum(2)  # frames see the same pixels
     else:  # packed, quantised or with an adapter: measure its output for each pixel
         pixels = BRIGHT * torch.eye(math.prod(shape), dtype=vit.dtype, device=vit.device)
-        pixels = pixels if is_dense else pixels.unflatten(1, shape)
+        pixels = pixels if is_dense else pixels.unflatten(1, shape).repeat_interleave(vit.config.num_frames, 1)
         with torch.no_grad():
             weight = (projection(pixels) - projection(torch.zeros_like(pixels[:1]))).flatten(1).T / BRIGHT
     weight = weight.cpu().double().reshape(-1, *shape)

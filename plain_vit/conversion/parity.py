@@ -123,7 +123,7 @@ def compare_models(source: nn.Module, ours: nn.Module, pixel_values: torch.Tenso
 
 def in_one_row(model: nn.Module) -> bool:
     """Return whether a model of transformers puts the tokens of all images of a batch into one row."""
-    return isinstance(model, PixtralVisionModel)
+    return isinstance(model, PixtralVisionModel) or hasattr(model, "spatial_merge_size")
 
 
 def _by_image(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -131,7 +131,24 @@ def _by_image(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.T
     if not in_one_row(model):
         return capture_stages(model, pixel_values)
     alone = [capture_stages(model, image) for image in pixel_values.split(1)]
-    return {stage: torch.cat([one[stage] for one in alone]) for stage in alone[0]}
+    found = {stage: torch.cat([one[stage] for one in alone]) for stage in alone[0]}
+    merged = ("final norm", "pooled")  # by the layers after the encoder
+    return {stage: as_rows(model, tokens, pixel_values) for stage, tokens in found.items() if stage not in merged}
+
+
+def as_rows(model: Any, tokens: torch.Tensor, pixel_values: torch.Tensor) -> torch.Tensor:
+    """Return tokens as (B, N, D) in raster order; Qwen3-VL has all in one axis, in the order in which they merge."""
+    if not hasattr(model, "spatial_merge_size"):
+        return tokens
+    return tokens.view(len(pixel_values), -1, tokens.shape[-1])[:, _merge_order(model, pixel_values).argsort()]
+
+
+def _merge_order(model: Any, pixel_values: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of the patches, counted in raster order, in the order in which Qwen3-VL takes them."""
+    merge = model.spatial_merge_size
+    h, w = (side // model.config.patch_size for side in pixel_values.shape[-2:])
+    numbers = torch.arange(h * w).view(h // merge, merge, w // merge, merge)
+    return numbers.transpose(1, 2).flatten().to(pixel_values.device)
 
 
 def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -224,7 +241,16 @@ def _as_tokens(patches: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def inputs_for(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the inputs of a model for these images; transformers' SigLIP 2 takes flattened patches and their grids."""
+    """Return the inputs of a model for these images; transformers' some take patches and their grids."""
+    if hasattr(model, "spatial_merge_size"):
+        side, frames = cast(Any, model).config.patch_size, cast(Any, model).config.temporal_patch_size
+        patches = cut_patches(pixel_values, side, side)[:, _merge_order(model, pixel_values)].flatten(0, 1)
+        patches = patches.unflatten(1, (side, side, -1)).permute(0, 3, 1, 2)[:, :, None]  # N C 1 rows columns
+        grid = [1, pixel_values.shape[-2] // side, pixel_values.shape[-1] // side]
+        return {
+            "hidden_states": patches.expand(-1, -1, frames, -1, -1).flatten(1),
+            "grid_thw": torch.tensor([grid] * len(pixel_values), device=patches.device),
+        }
     if not type(model).__name__.startswith("Siglip2"):
         return {"pixel_values": pixel_values}
     config: Any = model.config

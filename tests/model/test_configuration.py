@@ -253,7 +253,7 @@ def test_every_choice_has_its_implementation_and_every_implementation_its_choice
         "norm_type": NORMS, "attention_type": ATTENTIONS, "qk_norm": QK_NORMS, "mlp_type": MLPS, "pooling": POOLERS,
         "initialization": INITIALIZATIONS, "reconstruction_target": PATCH_PREDICTORS,
     }  # fmt: skip
-    expected = {**CHOICES, "patch_projection": CHOICES["patch_projection"] | {"resnet"}}  # chosen by `resnet_stem`
+    expected = {**CHOICES, "patch_projection": CHOICES["patch_projection"] | {"resnet", "frames"}}  # by other fields
     assert {field: set(table) for field, table in tables.items()} == {field: expected[field] for field in tables}
     # Choices without a class: strings that one function reads, and a position that the model reads.
     names = ("coordinates", "axes", "pairs", "frequencies", "axis_frequencies", "prefix_angles", "dtype")

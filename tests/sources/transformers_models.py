@@ -11,8 +11,8 @@ import torch
 import transformers
 from torch import nn
 
-from plain_vit.conversion.parity import UNPOOLED, in_one_row, inputs_for
-from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, CONTAINERS, UNREAD_NORM
+from plain_vit.conversion.parity import UNPOOLED, as_rows, in_one_row, inputs_for
+from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, CONTAINERS, MERGERS, QWENS, UNREAD_NORM
 from plain_vit.conversion.sources.transformers.installed import class_named
 from tests.conftest import randomize_
 from tests.releases import TRANSFORMERS
@@ -102,6 +102,10 @@ def _dpt(**settings: Any) -> Make:
     )
 
 
+QWEN = {"hidden_size": 40, "depth": 3, "num_heads": 5, "intermediate_size": 52, "patch_size": 14, "out_hidden_size": 12,
+        "num_position_embeddings": 16, "rope_parameters": {"rope_type": "axial", "rope_theta": 500.0}}  # fmt: skip
+
+
 # Models around a tower that opens. None has a row in the package: its config.json says where the tower is.
 CLIP_TOWER = {"model_type": "clip_vision_model", **SQUARE}
 HEADLESS = {"model_type": "siglip_vision_model", **SQUARE, "vision_use_head": False}
@@ -158,6 +162,11 @@ COMPOSITES: dict[str, Make] = {
     ),
     "Mistral3ForConditionalGeneration": _around({"model_type": "pixtral", **SQUARE}, "mistral"),
     "LightOnOcrForConditionalGeneration": _around({"model_type": "pixtral", **SQUARE}, "qwen3"),
+    "Qwen3VLForConditionalGeneration": _of(
+        vision_config={**QWEN, "deepstack_visual_indexes": [0, 2]},
+        text_config={**CAUSAL, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0,
+                                                   "mrope_section": [1, 1, 2]}},
+    ),
     "CHMv2ForDepthEstimation": _of(
         backbone_config={"model_type": "dinov3_vit", **SQUARE, "out_indices": [0, 1, 2, 3],
                          "reshape_hidden_states": False},
@@ -303,6 +312,12 @@ _CASES: dict[str, Callable[[str], Any]] = {
     "Aimv2VisionModel": _of(**SQUARE),
     "Aimv2VisionModel without a head, with biases": _of(**SQUARE, use_head=False, qkv_bias=True, mlp_bias=True),
     "Aimv2Model": _joint(projection_dim=11),
+    **{
+        f"{name}VisionModel": _of(
+            **QWEN, **({"deepstack_visual_indexes": [0, 2]} if name.startswith("Qwen3VL") else {})
+        )
+        for name in QWENS
+    },
     "MLCDVisionModel": _of(**SQUARE, rope_parameters={"rope_type": "axial", "rope_theta": 500.0}),
     "PixtralVisionModel": _of(**SQUARE, rope_parameters={"rope_type": "axial", "rope_theta": 500.0}),
     **COMPOSITES,
@@ -324,7 +339,7 @@ REPRESENTATIVES = [
     "Sapiens2ForPointmapEstimation",
     "DepthAnythingForDepthEstimation", "SiglipVisionModel, partial patches", "SiglipForImageClassification",
     "Siglip2ForImageClassification", "Siglip2VisionModel", "Aimv2VisionModel", "PixtralVisionModel",
-    "MLCDVisionModel",
+    "MLCDVisionModel", "Qwen3VLVisionModel",
 ]  # fmt: skip
 
 # Tolerances of classes with a different order of operations; all others differ by 0.0.
@@ -338,6 +353,7 @@ REORDERED = {
     "Sapiens2": "as for Aimv2",
     "Lfm2Vl": "the tower is SigLIP 2's, which resamples positions image by image",
     **dict.fromkeys(("Pixtral", "Mistral3", "LightOnOcr"), "as for Aimv2, which shows in batches"),
+    "Qwen3": "a convolution over frames, patch by patch there, sums in another order",
     "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
 }
 # The same for transformers before these releases.
@@ -382,6 +398,8 @@ def size_of(module: Any) -> tuple[int, int]:
     """Return the height and width of the images that a module was made for, in pixels."""
     tower = tower_of(module).config
     tower = getattr(tower, "vision_config", tower)
+    if hasattr(tower, "num_position_embeddings"):
+        return (math.isqrt(tower.num_position_embeddings) * tower.patch_size,) * 2
     if hasattr(tower, "num_patches"):  # from its grid of positions
         return (math.isqrt(tower.num_patches) * tower.patch_size,) * 2
     own = tower.image_size
@@ -396,7 +414,10 @@ def pixels_for(module: Any, size: tuple[int, int] | None = None, seed: int = 1) 
 
 def unread_by(layout: str) -> tuple[str, ...]:
     """Return prefixes of tensors that no output of a class reads, so that they are exported newly initialised."""
-    return ("vision_model.post_layernorm.",) if ARCHITECTURES[layout].ignored is UNREAD_NORM else ()
+    ignored = ARCHITECTURES[layout].ignored
+    if ignored is MERGERS:
+        return tuple(pattern.removesuffix("*") for pattern, _ in MERGERS)
+    return ("vision_model.post_layernorm.",) if ignored is UNREAD_NORM else ()
 
 
 def opens_as(module: nn.Module, layout: str) -> bool:
@@ -429,6 +450,7 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
     if in_one_row(encoder) and len(pixel_values) > 1:
         alone = [outputs_of(module, image, **options) for image in pixel_values.split(1)]
         return {stage: torch.cat([one[stage] for one in alone]) for stage in alone[0]}
+    options = {} if in_one_row(encoder) else options
     if name.startswith("ViTMAE"):
         encoder.config.mask_ratio = 0.0
         patches = encoder.embeddings.patch_embeddings.num_patches
@@ -445,7 +467,12 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
     ):  # fmt: skip
         if outputs.get(key) is not None and (stage != "pooled" or type(encoder).__name__ not in UNPOOLED):
             stages.setdefault(stage, outputs[key])
-    return stages
+    merges = hasattr(encoder, "spatial_merge_size")
+    return {
+        stage: as_rows(encoder, tokens, pixel_values)
+        for stage, tokens in stages.items()
+        if not (merges and stage == "pooled")
+    }
 
 
 def stage_differences(module: Any, model: nn.Module, pixel_values: torch.Tensor, **options: Any) -> Mapping[str, float]:

@@ -213,7 +213,7 @@ class TimmFormat(NamedFormat):
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has timm's names."""
         has_patches = any(f"{one.projection}.weight" in names for one in CONSTRUCTORS)
-        own = has_patches and any(name.startswith("blocks.0.") for name in names)
+        own = has_patches and any(name.startswith("blocks.0.") for name in names) and "merger.norm.weight" not in names
         return own or originals.layout_of(names) is not None
 
     def names_of_others(self, names: Collection[str]) -> str | None:

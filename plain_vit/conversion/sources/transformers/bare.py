@@ -26,6 +26,7 @@ from .families import (
     KERNEL,
     LAYER,
     POOLER_ROWS,
+    QWENS,
     TABLE,
     Architecture,
     gated_width,
@@ -234,6 +235,8 @@ def read(name: str, tensors: StateDict, prefix: str, hints: Hints) -> Bare:
     Raises:
         MappingError: The tensors are not those of the class.
     """
+    if name.startswith(tuple(QWENS)):
+        raise MappingError("no tensor shows the settings of this class:", [f"{name}: give the folder with config.json"])
     container = CONTAINERS.get(name)
     architecture, beside = ARCHITECTURES[container.holds if container else name], container.ignored if container else ()
     outside = ignored_names([one for one in tensors if not one.startswith(prefix)], beside)

@@ -77,6 +77,11 @@ POINTWISE = each(  # a 1x1 convolution is a dense layer
     lambda kernel, config: kernel.flatten(1),
     lambda weight, config: weight[:, :, None, None],
 )
+FRAMES = each(  # a convolution in three dimensions, of which the first ends after one step
+    "FRAMES",
+    lambda kernel, config: kernel.flatten(1, 2),
+    lambda kernel, config: kernel.unflatten(1, (config.num_channels, config.num_frames)),
+)
 
 # Tensors
 
@@ -321,6 +326,20 @@ PIXTRAL_ROWS = [
     Row("transformer.layers.{}.feed_forward.down_proj", f"{LAYER}.mlp.fc2"),
 ]
 
+QWEN3_VL_ROWS = [
+    Row("patch_embed.proj.weight", KERNEL, FRAMES),
+    Row("patch_embed.proj.bias", KERNEL.replace("weight", "bias")),
+    Row("pos_embed.weight", TABLE),
+    Row("blocks.{}.norm1", f"{LAYER}.layernorm_before"),
+    Row("blocks.{}.attn.qkv", LAYER_QKV, SPLIT_QKV),
+    Row("blocks.{}.attn.proj", f"{LAYER}.attention.o_proj"),
+    Row("blocks.{}.norm2", f"{LAYER}.layernorm_after"),
+    Row("blocks.{}.mlp.linear_fc1", f"{LAYER}.mlp.fc1"),
+    Row("blocks.{}.mlp.linear_fc2", f"{LAYER}.mlp.fc2"),
+]
+MERGER_SETTINGS = {"out_hidden_size", "deepstack_visual_indexes"}
+MERGER = "merger.norm.weight"  # of Qwen3-VL, whose patch projection is called as timm's
+
 # Names of the patch projection, by which an encoder is found; what precedes them is the prefix of the encoder.
 PATCHES = (
     *(
@@ -329,6 +348,7 @@ PATCHES = (
     ),
     "patch_embed.projection.weight",  # Sapiens2
     "patch_conv.weight",  # Pixtral
+    MERGER,
 )
 
 # Settings
@@ -725,6 +745,27 @@ def _check_pixtral(settings: Mapping[str, Any]) -> list[str]:
     return [*head_dim, *_check_theta(settings)]
 
 
+QWEN3_VL_SETTINGS = {
+    **_alike("hidden_size", "intermediate_size", "hidden_act", "patch_size", "initializer_range"),
+    "num_hidden_layers": "depth",
+    "num_attention_heads": "num_heads",
+    "num_channels": "in_channels",
+    "num_frames": "temporal_patch_size",
+}
+
+
+def _read_qwen3_vl(settings: Mapping[str, Any]) -> dict[str, Any]:
+    side = math.isqrt(settings["num_position_embeddings"]) * pair(settings["patch_size"])[0]
+    return {**_read_theta({"rope_type": "axial", "pairs": "halves"})(settings), "image_size": side}
+
+
+def _check_qwen3_vl(settings: Mapping[str, Any]) -> list[str]:
+    rows, merge = settings["num_position_embeddings"], settings["spatial_merge_size"]
+    uneven = [] if math.isqrt(rows) ** 2 == rows else [f"num_position_embeddings={rows}: expected a square"]
+    merged = [] if merge == 2 else [f"spatial_merge_size={merge}: expected 2"]
+    return [*uneven, *merged, *_check_theta(settings)]
+
+
 def _check_mlcd(settings: Mapping[str, Any]) -> list[str]:
     groups = settings["num_key_value_groups"]
     return [*([f"num_key_value_groups={groups}"] if groups != 1 else []), *_check_theta(settings)]
@@ -919,6 +960,15 @@ MLCD = replace(
     read=_read_theta(MLCD_ROPE), write=lambda config: {**_write_theta(config), "num_key_value_groups": 1},
     check=_check_mlcd,
 )  # fmt: skip
+QWEN3_VL = Family(
+    "qwen3_vl_vision", QWEN3_VL_ROWS, (), QWEN3_VL_SETTINGS,
+    {"layer_norm_eps": 1e-6, "final_norm": "none", "use_class_token": False, "pooling": "mean",
+     "position_resampling": "bilinear_align_corners"},
+    ("rope_parameters", "num_position_embeddings", "spatial_merge_size", *sorted(MERGER_SETTINGS)),
+    _read_qwen3_vl,
+    lambda config: {**_write_theta(config), "num_position_embeddings": math.prod(config.grid_size)},
+    _check_qwen3_vl, square=True,
+)  # fmt: skip
 
 # Classes
 
@@ -958,6 +1008,8 @@ TEACHER = [
     Row("cls_classifier", "classifier"),
     Row("distillation_classifier", "distillation_classifier"),
 ]
+MERGERS = tuple((name, "merges tokens for the language model") for name in ("merger.*", "deepstack_*"))
+QWENS = {"Qwen3VL": "qwen3_vl", "Qwen3VLMoe": "qwen3_vl_moe", "Qwen3_5": "qwen3_5", "Qwen3_5Moe": "qwen3_5_moe"}
 AS_REGISTER = {"num_register_tokens": 1}  # no head reads the distillation token
 
 ARCHITECTURES = {
@@ -1027,6 +1079,10 @@ ARCHITECTURES = {
     "Aimv2VisionModel": Architecture(AIMV2),
     "PixtralVisionModel": Architecture(PIXTRAL),
     "MLCDVisionModel": Architecture(MLCD),
+    **{
+        f"{name}VisionModel": Architecture(replace(QWEN3_VL, model_type=f"{model_type}_vision"), ignored=MERGERS)
+        for name, model_type in QWENS.items()
+    },
 }
 
 # Classes to export to, in the order in which they are tried. MSN and MAE are ViTs: callers name their classes.
@@ -1041,7 +1097,7 @@ CANDIDATES = {
         "ViTModel", "DeiTModel", "IJepaModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel",
         "CLIPVisionModel", "CLIPVisionModelWithProjection", "Siglip2VisionModel", "SiglipVisionModel",
         "Aimv2VisionModel", "GitVisionModel", "BlipVisionModel", "Blip2VisionModel", "BeitModel", "InternVLVisionModel",
-        "Sapiens2Model", "PixtralVisionModel", "MLCDVisionModel",
+        "Sapiens2Model", "PixtralVisionModel", "MLCDVisionModel", "Qwen3VLVisionModel",
     ],
 }  # fmt: skip
 

@@ -61,10 +61,14 @@ from .families import (
     INTERNVL,
     JANUS,
     LAYER,
+    MERGER,
+    MERGER_SETTINGS,
+    MERGERS,
     PATCHES,
     POOLER_ROWS,
     PROJECTION,
     QIANFAN_OCR,
+    QWENS,
     SAPIENS2,
     SIGLIP,
     SIGLIP2,
@@ -111,7 +115,7 @@ AROUND_TOWER = {
 }  # fmt: skip
 ROTATIONS = (
     "DINOv3ViTRopePositionEmbedding", "Sapiens2RopePositionEmbedding", "PixtralVisionRotaryEmbedding",
-    "MLCDRotaryEmbedding",
+    "MLCDRotaryEmbedding", *(f"{name}VisionRotaryEmbedding" for name in QWENS),
 )  # fmt: skip
 SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
 # `model_type` of the models that open. timm's wrapper is read by the timm source.
@@ -140,6 +144,7 @@ class TransformersFormat(Format):
         Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # CLIP and SigLIP
         Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # AIMv2, whose patches are normalised
         Probes("patch_conv", "transformer.layers.{}", None),  # Pixtral
+        Probes("patch_embed", "blocks.{}", "merger"),  # Qwen3-VL
     )
     heads = ("classifier", "cls_classifier", "distillation_classifier")
 
@@ -174,6 +179,7 @@ class TransformersFormat(Format):
             "embeddings.class_embedding",  # Qianfan-OCR without positions
             ".attn.wq.weight",  # Sapiens2
             "patch_conv.weight",  # Pixtral
+            MERGER,
         )
         prefix, found = _prefix(names), set(names)
         # In some files (MSN, BEiT backbones), the blocks lack the prefix of the embeddings.
@@ -340,7 +346,7 @@ class TransformersFormat(Format):
         if not preprocessor:
             return default
         processor = processor_from_transformers(preprocessor, settings)
-        if _other_type(settings) is None:
+        if _other_type(settings) is None and "image_grid_thw" not in processor.model_input_names:
             return processor, ()
         whole, notes = uncut(processor)
         return default if whole is None and hints.image_mean is not None else (whole, notes)
@@ -368,6 +374,8 @@ class TransformersFormat(Format):
             setattr(tower, setting, _settings_for(config, architecture)[setting])
         for setting, value in _unread_head(architecture).items():
             setattr(tower, setting, value)
+        for setting in MERGER_SETTINGS & vars(tower).keys():  # of layers whose tensors are left out
+            setattr(tower, setting, getattr(type(tower)(), setting))
         return kind(whole if isinstance(whole, kind.config_class) else tower, **_options(config, architecture))
 
     def build_module(self, config: PlainViTConfig, layout: str | None) -> PreTrainedModel:
@@ -392,6 +400,7 @@ class TransformersFormat(Format):
             prefix = _names_in_modules(name)[1]
             stored = {tensor if tensor.startswith(beside) else prefix + tensor: tensors[tensor] for tensor in tensors}
             stored |= _unread_norm(name, config, next(iter(tensors.values())))
+            stored |= _fresh_mergers(name, config, next(iter(tensors.values())))
             stock, options = _recipe(config, name)
             loaded = class_named(name).from_pretrained(None, config=stock, state_dict=stored, **options)
             return loaded.state_dict()
@@ -403,6 +412,7 @@ class TransformersFormat(Format):
         if architecture.family in (DINOV3, SAPIENS2) and not config.num_register_tokens:
             added["register_tokens"] = some.new_zeros(1, 0, config.hidden_size)
         added = {f"{_names_in_modules(name)[1]}embeddings.{one}": added[one] for one in added}
+        added |= _fresh_mergers(name, config, some)
         return {**tensors, **added, **_unread_norm(name, config, some)}
 
     def write(
@@ -830,6 +840,16 @@ def _unread_norm(name: str, config: PlainViTConfig, like: torch.Tensor) -> dict[
         return {}
     norm, width = f"{_names_in_modules(name)[1]}post_layernorm", config.hidden_size
     return {f"{norm}.weight": like.new_ones(width), f"{norm}.bias": like.new_zeros(width)}
+
+
+def _fresh_mergers(name: str, config: PlainViTConfig, like: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the initial values of the layers of a class that merge the tokens for a language model."""
+    if _architecture(name).ignored is not MERGERS:
+        return {}
+    stock, _ = _recipe(config, name)
+    stock.depth = 0
+    fresh = class_named(name)(stock).state_dict()
+    return {one: fresh[one].to(like) for one in ignored_names(fresh, MERGERS)}
 
 
 def _loaded_whole(stock: PreTrainedConfig, tensors: StateDict) -> StateDict:
