@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 PREFIXES = ("timm", "torchvision", "open_clip", "hf", "plain_vit")  # of the names of models
-FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "open_clip", "google")
+FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "open_clip", "google", "gguf")
 ENGINES = ("onnx", "openvino")
 FOLDERS = ("timm", "transformers", *ENGINES)  # whose exports are folders
 OTHER_FILES = (".onnx", ".xml", ".html", ".png", ".json", ".csv", ".parquet")  # with which no folder may be named
@@ -211,6 +211,8 @@ COMMANDS = {
                      "the others", type=Path),
             argument("--to", "the package or the engine", required=True, choices=(*FORMATS, *ENGINES)),
             argument("--to-layout", "one of that format's layouts (default: the current one)"),
+            argument("--into", "for gguf: the file of a larger model, whose other contents are kept", type=Path,
+                     metavar="FILE"),
             flag("--no-image-processor", "write only the model"),
             FORCE,
             JSON,

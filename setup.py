@@ -52,6 +52,7 @@ EXTRAS = {
         "vit-pytorch>=1.26.11",
         "open_clip_torch>=3.3",
         "openai-clip>=1.0.1",
+        "gguf>=0.17",
         "einops>=0.8.1",
         "scipy>=1.15",
         "grad-cam>=1.5.7",
@@ -92,6 +93,7 @@ EXTRAS = {
         "starlette>=0.48",  # fastapi brings it and pydantic
         "uvicorn>=0.38",
     ],
+    "gguf": ["gguf>=0.17"],  # writes GGUF, and reads what is quantised
     "umap": ["umap-learn>=0.5.9"],  # a map of `plain-vit browse`
     "space": ["gradio>=6.0", "matplotlib>=3.10", "playwright>=1.55", "pytest>=9.0", "hypothesis>=6.140"],
     "quality": ["ruff>=0.14", "mypy>=1.19", "coverage>=7.10"],

@@ -215,8 +215,10 @@ def export(options: argparse.Namespace) -> None:
     names = [field.name for field in fields(EngineOptions)]
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     parts: list[str] = options.drop or []
-    if options.to in ENGINES and (options.to_layout is not None or parts):
-        raise ExportError(f"{options.to} is an engine, which has no layouts and stores no tensor that no output needs")
+    if options.to in ENGINES and (options.to_layout is not None or options.into is not None or parts):
+        raise ExportError(
+            f"{options.to} is an engine, which has no layouts and stores only the model, without what no output needs"
+        )
     engine_options = EngineOptions(**given)  # fails before any work
     hints = {**hints_of(options), "drop": [HEAD] if HEAD in parts else None}
     converted = from_checkpoint(options.source, **hints)
@@ -229,8 +231,8 @@ def export(options: argparse.Namespace) -> None:
         tell(options, to_engine(converted.model, options.out, engine=options.to, options=engine_options, **shared))
     else:
         drop = [part for part in parts if part != HEAD]
-        layout = options.to_layout
-        export = to_checkpoint(converted.model, options.out, format=options.to, layout=layout, drop=drop, **shared)
+        shared |= {"layout": options.to_layout, "into": options.into}
+        export = to_checkpoint(converted.model, options.out, format=options.to, drop=drop, **shared)
         tell(options, export)
 
 

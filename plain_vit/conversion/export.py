@@ -58,6 +58,7 @@ def to_checkpoint(
     force: bool = False,
     sources: Iterable[str | os.PathLike[str]] = (),
     drop: Collection[str] = (),
+    into: str | os.PathLike[str] | None = None,
 ) -> Export:
     """Write our model as a checkpoint of another package; every tensor is copied bit for bit.
 
@@ -73,6 +74,7 @@ def to_checkpoint(
         force: Replace an existing output.
         sources: Files and folders that the model came from, which the output must not replace.
         drop: Parts to drop if the target cannot represent them, as named in `DROPPABLE`.
+        into: For gguf, the file of a larger model: everything else in it is copied byte by byte.
 
     Returns:
         The path written, the dropped parts, and what differs from the model when the export is opened again.
@@ -90,8 +92,14 @@ def to_checkpoint(
     if config.num_hidden_layers == 0 and format != "transformers":
         raise ExportError(f"the model has no layers (num_hidden_layers=0), whose names tell a checkpoint of {format}")
     staging = staged_file if target.suffixes else staged_folder
-    with staging(path, force=force, sources=sources) as staged, naming_droppable_parts(config):
-        written = target.write(config, tensors, staged, image_processor, layout)
+    if into is not None and layout is not None:
+        raise ExportError(f"layout={layout!r} is settled by the file that into names: omit it")
+    kept = () if into is None else (into,)
+    with staging(path, force=force, sources=(*sources, *kept)) as staged, naming_droppable_parts(config):
+        if into is None:
+            written = target.write(config, tensors, staged, image_processor, layout)
+        else:
+            written = target.write_into(config, tensors, staged, Path(into))
         ours = Described(config, image_processor)
         changed = changed_by_writing(staged, ours, layout=written or layout, has_processor=not target.suffixes)
     return Export(os.fspath(path), format, {name: DROPPABLE[name] for name in drop}, changed)

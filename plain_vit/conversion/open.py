@@ -71,8 +71,8 @@ def from_checkpoint(
     copied where they change. Other files are read into memory.
 
     Args:
-        source: A `.safetensors`, `.pt`, `.pth`, `.bin`, `.ckpt` or `.npz` file, a folder, or a Hub id. A folder of
-            plain-vit's own must contain exactly the tensors of its model.
+        source: A `.safetensors`, `.pt`, `.pth`, `.bin`, `.ckpt`, `.npz` or `.gguf` file, a folder, or a Hub id. A
+            folder of plain-vit's own must contain exactly the tensors of its model.
         format: One of `FORMATS`, if the names of the tensors do not determine it.
         revision: Branch, tag or commit of a Hub repository.
         reference: Pixels of shape (B, C, H, W) and the source's logits for them (B, num_labels), in evaluation mode.

@@ -7,6 +7,7 @@ import os
 
 from ..errors import CheckpointError, few
 from .catalogue import HUB, OURS, SOURCES, Named, named_by
+from .sources.gguf import GGUF
 from .sources.google import GOOGLE
 from .sources.open_clip.source import OPEN_CLIP
 from .sources.timm.source import TIMM
@@ -17,7 +18,7 @@ from .tables.data_files import models_of
 from .tables.format import Format, NamedFormat
 
 FORMATS: dict[str, Format] = {
-    format.name: format for format in (TIMM, VIT_PYTORCH, TORCHVISION, TRANSFORMERS, OPEN_CLIP, GOOGLE)
+    format.name: format for format in (TIMM, VIT_PYTORCH, TORCHVISION, TRANSFORMERS, OPEN_CLIP, GOOGLE, GGUF)
 }
 
 NAMED: dict[str, NamedFormat] = {format.name: format for format in (TIMM, TORCHVISION, OPEN_CLIP)}  # by prefix, too

@@ -13,6 +13,7 @@ SUFFIXES = {
     "safetensors": (".safetensors",),
     "torch": (".pt", ".pth", ".bin", ".ckpt", ".tar"),  # .tar as in model_best.pth.tar
     "npz": (".npz",),
+    "gguf": (".gguf",),
 }
 WEIGHTS = sum(SUFFIXES.values(), ())
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -38,7 +39,7 @@ def path_of(source: str | os.PathLike[str]) -> Path | None:
 
 
 def kind_of(path: Path) -> str:
-    """Return the kind of a file by its first bytes: safetensors, torch, or zip, whose members tell torch from npz.
+    """Return the kind of a file by its first bytes: safetensors, torch, gguf or zip, whose members tell torch and npz.
 
     Raises:
         CheckpointError: They are not those of weights.
@@ -56,6 +57,8 @@ def kind_of(path: Path) -> str:
         raise CheckpointError(f"{path} is {described_file(path, start)}")
     if start.startswith(b"PK"):
         return "zip"
+    if start.startswith(b"GGUF"):
+        return "gguf"
     if start[0] == 0x80 or (len(start) > 262 and start[257:262] == b"ustar"):
         return "torch"
     if len(start) > 8 and start[8:9] == b"{":
@@ -63,5 +66,6 @@ def kind_of(path: Path) -> str:
     if (described := described_file(path, start)) is not None:
         raise CheckpointError(f"{path} is {described}")
     raise CheckpointError(
-        f"{path} begins with {start[:12]!r}: expected a safetensors, torch or .npz file. Download or copy it again."
+        f"{path} begins with {start[:12]!r}: expected a safetensors, torch, .npz or .gguf file. Download or copy it "
+        "again."
     )

@@ -49,7 +49,6 @@ OTHERS = (
     Other(r"flax_model\.msgpack", rb"[\x80-\x8f\xde\xdf]",
           "a msgpack file of transformers for Flax. " + BEFORE_5.format("Flax", "flax")),
     Other(r".*\.msgpack", rb"[\x80-\x8f\xde\xdf]", f"a msgpack file, as Flax writes it: {AS_ARRAYS}"),
-    Other(".*", rb"GGUF", f"a GGUF file of llama.cpp: {MADE_FROM}"),
     Other(".*", rb"....(TFL3|ET\d\d)|ptrt", f"a compiled program, not a checkpoint: {MADE_FROM}"),
     Other(r".*\.(engine|plan|trt|pte|tflite|mlmodel)", b"", f"a compiled program, not a checkpoint: {MADE_FROM}"),
     Other(".*", rb"\s*(<\?xml[^>]*>\s*)?<net\s", f"a graph of OpenVINO, not a checkpoint: {MADE_FROM}"),
@@ -86,7 +85,7 @@ FOLDERS = (
     (r"saved_model\.pb|.*\.data-\d+-of-\d+", f"a model of TensorFlow: {ELSEWHERE}"),
 )  # fmt: skip
 # Names of files that are described one by one if a folder holds nothing else.
-ALONE = re.compile(r".*\.(onnx|gguf|h5|hdf5|keras|msgpack|tflite|pte|engine|plan|trt|xml|pt2)", re.DOTALL)
+ALONE = re.compile(r".*\.(onnx|h5|hdf5|keras|msgpack|tflite|pte|engine|plan|trt|xml|pt2)", re.DOTALL)
 
 
 def described_file(path: Path, start: bytes) -> str | None:

@@ -27,6 +27,7 @@ from ..errors import (
     listed,
     shortened,
 )
+from .gguf import open_gguf
 from .kinds import SUFFIXES, WEIGHTS, kind_of, path_of
 from .npz import open_npz
 from .other_files import ALONE, described_archive, described_folder
@@ -63,6 +64,7 @@ COMPANIONS = [
 HUB_PATTERNS = (
     *([stem + suffix, f"{stem}{suffix}.index.json", f"{stem}-*-of-*{suffix}"] for stem, suffix in LAYOUTS),
     ["*.npz"],
+    ["*mmproj*.gguf"],  # vision towers, beside language models
 )
 SHARD = re.compile(r"-\d+-of-\d+\.")
 NOT_WEIGHTS = re.compile(r"optimizer|scheduler|scaler|sampler|training_args|rng_state|random_states|adapter_model")
@@ -113,9 +115,10 @@ class Checkpoint:
 
     Attributes:
         tensors: The tensors by their names in the file. `.meta()` gives shapes and dtypes without reading.
-        kind: `"safetensors"`, `"torch"` or `"npz"`.
+        kind: `"safetensors"`, `"torch"`, `"npz"` or `"gguf"`.
         files: The files that contain the tensors.
-        config: Contents of the folder's `config.json` or `open_clip_config.json`; None for a single file.
+        config: Contents of the folder's `config.json` or `open_clip_config.json`, or the settings in a GGUF file; None
+            for another single file.
         preprocessor_config: Settings of the image processor that `AutoImageProcessor` finds in the folder; None for a
             single file.
         has_adapter: Whether the folder has an adapter of peft, which transformers applies to the weights.
@@ -147,8 +150,9 @@ def read_checkpoint(
     """Open a checkpoint and check everything that can be checked without reading its tensors.
 
     Args:
-        source: A `.safetensors`, `.pt`, `.pth`, `.bin`, `.ckpt` or `.npz` file; a folder in the layout of transformers
-            or timm; or the id of a Hub repository, from which weights and configuration are downloaded, never code.
+        source: A `.safetensors`, `.pt`, `.pth`, `.bin`, `.ckpt`, `.npz` or `.gguf` file; a folder in the layout of
+            transformers or timm; or the id of a Hub repository, from which weights and configuration are downloaded,
+            never code.
         key: The model to use if the file contains several: a key of the saved dictionary (`"state_dict_ema"`), a
             prefix of the names (`"teacher.backbone"`), or `"."` for everything that is not nested.
         revision: Branch, tag or commit, for a Hub repository.
@@ -230,8 +234,8 @@ def _read_folder(folder: Path, key: str | None, prefer: str) -> Checkpoint:
     # A folder may have weights for several packages, each with its own configuration.
     is_open_clip = name.startswith("open_clip_") or not os.path.lexists(folder / "config.json")
     config_name = OPEN_CLIP_CONFIG if is_open_clip else "config.json"
-    config = _read_json(folder, config_name)
-    if config is not None:
+    config = checkpoint.config or _read_json(folder, config_name)
+    if config is not None and checkpoint.config is None:
         shapes = (entry.shape for entry in checkpoint.tensors.entries.values())
         longest = max((size for shape in shapes for size in shape), default=0)
         most_layers = max(len(checkpoint.tensors), MAX_LAYERS)
@@ -427,11 +431,15 @@ def _read_file(path: Path, key: str | None, name: str | None = None) -> Checkpoi
         file = TorchFile(path, is_overwritten=not _is_in_hub_cache(path))
         state_dict, wrappers, notes = _find_state_dict(file.tree, key, path)
         return Checkpoint(file.lazy(state_dict), kind, (path,), wrappers=wrappers, notes=notes)
-    tensors = open_safetensors(path)[0] if kind == "safetensors" else open_npz(path)
+    settings, notes = None, ()
+    if kind == "gguf":
+        tensors, settings, notes = open_gguf(path)
+    else:
+        tensors = open_safetensors(path)[0] if kind == "safetensors" else open_npz(path)
     if not tensors:
         raise CheckpointError(f"{path} contains no tensors: expected the weights of a model.")
     tensors, wrappers = _narrowed(tensors, key, path)
-    return Checkpoint(tensors, kind, (path,), wrappers=wrappers)
+    return Checkpoint(tensors, kind, (path,), settings, wrappers=wrappers, notes=notes)
 
 
 def _is_in_hub_cache(path: Path) -> bool:

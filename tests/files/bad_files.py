@@ -86,7 +86,6 @@ _PROTOBUF = b"\x08\x0a\x12\x07pytorch"
 for _title, _name, _data, _says in [
     ("an ONNX graph", "model.onnx", _PROTOBUF, "is an ONNX graph, which has lost the names of the layers"),
     ("an ONNX graph named as weights", "model.bin", _PROTOBUF, "is an ONNX graph or a message like it"),
-    ("a GGUF file", "mmproj.gguf", b"GGUF\3\0\0\0" + bytes(99), "is a GGUF file of llama.cpp"),
     ("a file of Keras 2", "vit.h5", _HDF5, "is an HDF5 file, as Keras writes it"),
     ("weights of transformers for TensorFlow", "tf_model.h5", _HDF5, "is an HDF5 file of transformers for TensorFlow"),
     ("weights of transformers for Flax", "flax_model.msgpack", _MSGPACK, "is a msgpack file of transformers for Flax"),
@@ -386,6 +385,59 @@ def _loop(folder: Path) -> Path:
     loop: dict[str, object] = OrderedDict()
     loop["model"] = loop
     return _pickled(loop, folder)
+
+
+# ---- GGUF ----
+
+
+def _gguf(folder: Path, header: bytes, counts: tuple[int, int], version: int = 3, data: bytes = b"") -> Path:
+    return _written(folder / "mmproj.gguf", b"GGUF" + struct.pack("<IQQ", version, *counts) + header + data)
+
+
+def _gguf_text(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def _gguf_tensor(name: str, shape: tuple[int, ...], kind: int = 0, start: int = 0) -> bytes:
+    return _gguf_text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, start)
+
+
+_FLAG, _ONE = _gguf_text("general.flag") + struct.pack("<IB", 7, 1), _gguf_tensor("v.a", (4,))
+for _title, _raises, _says, _header, _counts, _rest in [
+    ("of version 1", CheckpointError, "of version 1 of GGUF, or big-endian", b"", (0, 0), {"version": 1}),
+    ("without tensors", CheckpointError, "contains no tensors", b"", (0, 0), {}),
+    ("that ends in its header", CheckpointError, "ends in its header", _FLAG[:9], (0, 1), {}),
+    ("that claims 10^18 settings", UnsafeFileError, "claims 1000000000000000000 entries", _FLAG, (0, 10**18), {}),
+    ("that claims 10^18 tensors", UnsafeFileError, "claims 1000000000000000000 entries", _ONE, (10**18, 0), {}),
+    ("with a text of 10^18 bytes", CheckpointError, "ends in its header", struct.pack("<Q", 10**18), (0, 1), {}),
+    ("with a list of 10^18 numbers", CheckpointError, "ends in its header",
+     _gguf_text("a") + struct.pack("<IIQ", 9, 6, 10**18), (0, 1), {}),
+    ("with a list of 10^18 texts", CheckpointError, "ends in its header",
+     _gguf_text("a") + struct.pack("<IIQ", 9, 8, 10**18), (0, 1), {}),
+    ("with lists in lists", CheckpointError, "setting of the unknown type 9",
+     _gguf_text("a") + struct.pack("<IIQ", 9, 9, 2) * 9, (0, 1), {}),
+    ("with a text that is none", CheckpointError, "not UTF-8", struct.pack("<Q", 1) + b"\xff", (0, 1), {}),
+    ("with a setting twice", CheckpointError, "setting 'general.flag' twice", _FLAG * 2, (0, 2), {}),
+    ("with an alignment of 0", CheckpointError, "general.alignment = 0",
+     _gguf_text("general.alignment") + struct.pack("<II", 4, 0), (0, 1), {}),
+    ("with a header of 17 MiB", UnsafeFileError, "has a header of over", _gguf_text("a") + struct.pack(
+        "<IIQ", 9, 0, 17 * 2**20) + bytes(17 * 2**20), (0, 1), {}),
+    ("with a tensor twice", CheckpointError, "has the tensor 'v.a' twice", _ONE * 2, (2, 0), {"data": bytes(99)}),
+    ("without the end of a tensor", CheckpointError, "too short for the tensor 'v.a'", _ONE, (1, 0), {}),
+    ("with an impossible shape", CheckpointError, "impossible shape", _gguf_tensor("v.a", (2**40, 2**40)), (1, 0), {}),
+    ("with a tensor of 5 axes", UnsafeFileError, "claims 5 entries", _gguf_tensor("v.a", (1,) * 5), (1, 0), {}),
+    ("with a tensor of whole numbers", CheckpointError, "tensors of type 24, which gguf does not dequantise",
+     _gguf_tensor("v.a", (4,), 24), (1, 0), {"data": bytes(99)}),
+    ("with a tensor of no type", CheckpointError, "tensors of type 99, which gguf does not dequantise",
+     _gguf_tensor("v.a", (4,), 99), (1, 0), {"data": bytes(99)}),
+    ("with half a block", CheckpointError, "no whole blocks of Q8_0",
+     _gguf_tensor("v.a", (48,), 8), (1, 0), {"data": bytes(99)}),
+    ("whose tensors share bytes", UnsafeFileError, "'v.b' shares bytes",
+     _ONE + _gguf_tensor("v.b", (4,), 0, 8), (2, 0), {"data": bytes(99)}),
+]:  # fmt: skip
+    bad_file(f"GGUF {_title}", _raises, _says)(
+        lambda folder, given=(_header, _counts), rest=_rest: _gguf(folder, *given, **rest)
+    )
 
 
 # ---- zip archives and .npz ----

@@ -5,6 +5,7 @@ import resource
 import time
 from pathlib import Path
 
+import gguf
 import hypothesis
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from tests.sizes import draws
         "a shard of torch.distributed.checkpoint",
         "safetensors: a shape of truth values",
         "hostile pickle that torch did not write",
+        "GGUF that ends in its header",
     ]
 )
 @pytest.mark.parametrize("title", BAD_FILES)
@@ -129,12 +131,20 @@ def test_a_damaged_array_of_an_npz_is_noticed_when_it_is_read(tmp_path: Path) ->
 
 # ---- mutations: what we open, the format's own reader opens with the same numbers ----
 
+
+def _numbers_of(tensor: gguf.ReaderTensor) -> np.ndarray:
+    shape = tuple(map(int, tensor.shape[::-1]))
+    is_bf16 = tensor.tensor_type == gguf.GGMLQuantizationType.BF16
+    return tensor.data.view(np.int16 if is_bf16 else tensor.data.dtype).reshape(shape)
+
+
 REFERENCES = {
     "safetensors": lambda path: safetensors.torch.load(path.read_bytes()),
     "pt": lambda path: torch.load(path, weights_only=True, map_location="cpu"),
     "pt before torch 1.6": lambda path: torch.load(path, weights_only=True, map_location="cpu"),
     "npz": lambda path: dict(np.load(path, allow_pickle=False)),
     "npz compressed": lambda path: dict(np.load(path, allow_pickle=False)),
+    "gguf": lambda path: {tensor.name: _numbers_of(tensor) for tensor in gguf.GGUFReader(path).tensors},
 }
 
 

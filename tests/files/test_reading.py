@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import accelerate
+import gguf
 import huggingface_hub
 import numpy as np
 import pytest
@@ -89,6 +90,19 @@ def save_sharded_bin(tensors: Tensors, folder: Path) -> Path:
     return folder
 
 
+def save_gguf(tensors: Tensors, folder: Path) -> Path:
+    writer = gguf.GGUFWriter(folder / "weights.gguf", "clip")
+    for name, value in tensors.items():
+        kind = gguf.GGMLQuantizationType.BF16 if value.dtype == torch.bfloat16 else gguf.GGMLQuantizationType.F32
+        held = value.contiguous().view(torch.uint8) if value.dtype == torch.bfloat16 else value.contiguous()
+        writer.add_tensor(name, held.numpy(), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder / "weights.gguf"
+
+
 WRITERS = {
     "safetensors": save_safetensors,
     "pt": save_torch,
@@ -97,6 +111,7 @@ WRITERS = {
     "pt before torch 1.6": lambda tensors, folder: save_torch(tensors, folder, zipped=False),
     "npz": save_npz,
     "npz compressed": lambda tensors, folder: save_npz(tensors, folder, np.savez_compressed),
+    "gguf": save_gguf,
     "folder of shards": save_sharded,
     "folder of pickled shards": save_sharded_bin,
     "folder with pytorch_model.bin": lambda tensors, folder: save_torch(tensors, folder, "pytorch_model.bin").parent,

@@ -74,7 +74,7 @@ def imported(path: Path) -> set[str]:
         ("plain_vit/system/*.py", ()),
         ("plain_vit/inference/*.py", ("train",)),
         ("plain_vit/inference/*_runtime.py", ("engines",)),
-        ("plain_vit/files/*.py", ()),
+        ("plain_vit/files/*.py", ("gguf",)),
         ("plain_vit/hub/*.py", ()),
         ("plain_vit/training/**/*.py", ("train",)),
         ("plain_vit/browse/*.py", ("train", "umap")),

@@ -34,6 +34,10 @@ TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "torchvision": (".pth", {"image_size": 28, "patch_size": 14, "position_resampling": "bicubic_align_corners"}),
     "google": (".npz", {"hidden_act": "gelu_pytorch_tanh", "position_resampling": "bilinear_align_corners"}),
+    "gguf": (".gguf", {
+        "num_labels": 0, "image_size": 28, "patch_size": 14, "hidden_act": "quick_gelu", "final_norm": "none",
+        "position_resampling": "bicubic",
+    }),
     "open_clip": (".pt", {
         "num_labels": 0, "image_size": 28, "patch_size": 14, "embedding_norm": True, "patch_bias": False,
         "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "final_norm": "after_pooling", "representation_size": 20,

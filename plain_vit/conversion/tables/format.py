@@ -13,7 +13,7 @@ from torch import nn
 
 from ...checks_plain_vit import ACTIVATIONS, check_labels
 from ...configuration_plain_vit import PlainViTConfig
-from ...errors import CheckpointError
+from ...errors import CheckpointError, ExportError
 from ...files.safetensors import save_state_dict
 from ...files.torch_pickle import save_torch
 from .data_files import models_of
@@ -485,6 +485,23 @@ class Format(ABC):
         Raises:
             ExportError: lists every part that the format cannot represent.
         """
+
+    def write_into(self, config: PlainViTConfig, tensors: StateDict, path: Path, whole: Path) -> str | None:
+        """Write a copy of a checkpoint of a larger model, with this model in place of its own.
+
+        Args:
+            config: As for `write`.
+            tensors: As for `write`.
+            path: As for `write`.
+            whole: The checkpoint of the larger model, which stays as it is.
+
+        Returns:
+            As `write`.
+
+        Raises:
+            ExportError: The format has no such copies, or the model there is another one.
+        """
+        raise ExportError(f"{self.name} writes whole checkpoints: omit into={str(whole)!r}")
 
 
 class NamedFormat(Format):
