@@ -20,7 +20,10 @@ from types import ModuleType
 from typing import Any
 
 PREFIXES = ("timm", "torchvision", "open_clip", "hf", "plain_vit")  # of the names of models
-FORMATS = ("timm", "vit_pytorch", "torchvision", "transformers", "open_clip", "google", "gguf")
+FORMATS = (
+    *("timm", "vit_pytorch", "torchvision", "transformers", "open_clip", "google", "gguf"),
+    *("openmmlab", "swag", "kornia", "monai"),
+)
 ENGINES = ("onnx", "openvino")
 FOLDERS = ("timm", "transformers", *ENGINES)  # whose exports are folders
 OTHER_FILES = (".onnx", ".xml", ".html", ".png", ".json", ".csv", ".parquet")  # with which no folder may be named

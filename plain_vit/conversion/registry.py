@@ -10,6 +10,7 @@ from .catalogue import HUB, OURS, SOURCES, Named, named_by
 from .sources.gguf import GGUF
 from .sources.google import GOOGLE
 from .sources.open_clip.source import OPEN_CLIP
+from .sources.renamed import RENAMED
 from .sources.timm.source import TIMM
 from .sources.torchvision.source import TORCHVISION
 from .sources.transformers.source import TRANSFORMERS
@@ -18,7 +19,7 @@ from .tables.data_files import models_of
 from .tables.format import Format, NamedFormat
 
 FORMATS: dict[str, Format] = {
-    format.name: format for format in (TIMM, VIT_PYTORCH, TORCHVISION, TRANSFORMERS, OPEN_CLIP, GOOGLE, GGUF)
+    format.name: format for format in (TIMM, VIT_PYTORCH, TORCHVISION, TRANSFORMERS, OPEN_CLIP, GOOGLE, GGUF, *RENAMED)
 }
 
 NAMED: dict[str, NamedFormat] = {format.name: format for format in (TIMM, TORCHVISION, OPEN_CLIP)}  # by prefix, too

@@ -139,33 +139,6 @@ OTHER_CODE = {
         backbone.simfp_2.0* 24,12,2,2
         proposal_generator.rpn_head.conv* 16,16,3,3
     """,
-    "SWAG": """
-        class_token 1,1,24
-        conv_proj* 24,3,4,4
-        encoder.pos_embedding 21,1,24
-        encoder.layers.layer_{}.ln_1* 24
-        encoder.layers.layer_{}.self_attention.in_proj_weight 72,24
-        encoder.layers.layer_{}.self_attention.in_proj_bias 72
-        encoder.layers.layer_{}.self_attention.out_proj* 24,24
-        encoder.layers.layer_{}.ln_2* 24
-        encoder.layers.layer_{}.mlp.linear_1* 40,24
-        encoder.layers.layer_{}.mlp.linear_2* 24,40
-        encoder.ln* 24
-        head.layers.head* 7,24
-    """,
-    "mmpretrain": """
-        backbone.cls_token 1,1,24
-        backbone.pos_embed 1,21,24
-        backbone.patch_embed.projection* 24,3,4,4
-        backbone.layers.{}.ln1* 24
-        backbone.layers.{}.attn.qkv* 72,24
-        backbone.layers.{}.attn.proj* 24,24
-        backbone.layers.{}.ln2* 24
-        backbone.layers.{}.ffn.layers.0.0* 40,24
-        backbone.layers.{}.ffn.layers.1* 24,40
-        backbone.ln1* 24
-        head.layers.head* 7,24
-    """,
     "mmsegmentation": """
         backbone.cls_token 1,1,24
         backbone.pos_embed 1,21,24
@@ -178,18 +151,6 @@ OTHER_CODE = {
         backbone.layers.{}.ffn.layers.0.0* 40,24
         backbone.layers.{}.ffn.layers.1* 24,40
         decode_head.conv_seg* 7,24,1,1
-    """,
-    "kornia": """
-        patch_embedding.cls_token 1,1,24
-        patch_embedding.positions 21,24
-        patch_embedding.backbone* 24,3,4,4
-        encoder.blocks.{}.0.fn.0* 24
-        encoder.blocks.{}.0.fn.1.qkv* 72,24
-        encoder.blocks.{}.0.fn.1.projection* 24,24
-        encoder.blocks.{}.1.fn.0* 24
-        encoder.blocks.{}.1.fn.1.0* 40,24
-        encoder.blocks.{}.1.fn.1.3* 24,40
-        norm* 24
     """,
     "MONAI": """
         cls_token 1,1,24

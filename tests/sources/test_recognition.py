@@ -21,6 +21,7 @@ from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint
 from plain_vit.conversion.registry import FORMATS
 from plain_vit.errors import MappingError, PlainViTError, UnknownFormatError
 from tests.sizes import NIGHTLY
+from tests.sources.code_bases import CODE_BASES, ViT
 
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "timm": lambda: timm.models.vision_transformer.VisionTransformer(
@@ -55,6 +56,10 @@ def google_file(folder: Path) -> Path:
 def file_of(name: str, folder: Path) -> Path:
     if name == "google":
         return google_file(folder)
+    if name in CODE_BASES:
+        base = CODE_BASES[name]
+        torch.save(base.state(ViT(base)), folder / f"{name}.pt")
+        return folder / f"{name}.pt"
     torch.save(MODELS[name]().state_dict(), folder / f"{name}.pt")
     return folder / f"{name}.pt"
 

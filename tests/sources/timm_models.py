@@ -42,7 +42,7 @@ REPRESENTATIVES = [
     "test_vit3",  # map head that reads a register
     "vit_tiny_r_s16_p8_224",  # the root of a ResNet
 ]
-DEEP = ("vit_small_r26_s32_224", {})  # a ResNet of four stages
+DEEP: tuple[str, dict[str, Any]] = ("vit_small_r26_s32_224", {})  # a ResNet of four stages
 
 # One line for each kind of rotation, block, norm, MLP, projection, head and position in the entrypoints of Eva.
 EVA_REPRESENTATIVES = [
