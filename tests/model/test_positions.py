@@ -59,6 +59,7 @@ def test_rotation_multiplies_pairs_of_channels_as_complex_numbers(name: str) -> 
         turned = rotation.rotate(heads)
         of_all = torch.cat((of_prefix.expand(*one.shape[:-2], -1, -1), one), dim=-2)
         assert difference(turned, rotated_by_complex_numbers(heads, of_all, halves)) < 1e-6
+        assert module.prefix_angles is not None or torch.equal(turned[:, :, :prefix], heads[:, :, :prefix])
         assert torch.equal(rotation.rotate(heads[:, :, :5]), turned[:, :, :5])  # the first tokens only
 
 
