@@ -318,7 +318,9 @@ def _card(folder: Path, facts: ModelFacts) -> str:
     classifies = _is(config, "ImageClassification")
     tensors = checkpoint.tensors.meta().values()
     labels = [str(label) for _, label in sorted((config.id2label or {}).items())] if classifies else []
-    many_sizes = bool((checkpoint.preprocessor_config or {}).get("max_num_patches"))
+    prepared = checkpoint.preprocessor_config or {}
+    edges = prepared.get("size") if not prepared.get("do_center_crop") else None
+    many_sizes = bool(prepared.get("max_num_patches")) or (isinstance(edges, Mapping) and "longest_edge" in edges)
     card = ModelCard.from_template(
         _metadata(name, classifies, facts),
         str(TEMPLATE),
