@@ -44,6 +44,7 @@ def convert(source: Path | str, out: Path, *more: str) -> dict[str, bytes]:
     return texts_in(out)
 
 
+@pytest.mark.slow
 def test_licence_files_of_a_folder_and_of_a_hub_repository_go_with_the_weights(
     hub: HubEndpoint, tmp_path: Path
 ) -> None:

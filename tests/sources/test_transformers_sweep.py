@@ -25,6 +25,7 @@ from tests.sources.sweep import record
 from tests.sources.transformers_models import (
     CASES,
     COMPOSITES,
+    REPRESENTATIVES,
     in_bfloat16,
     layout_of,
     opens_as,
@@ -118,6 +119,7 @@ def test_the_position_table_is_resampled_as_in_the_source(case: str) -> None:
     record_of(case, another_resolution=max(found.values()))
 
 
+@pytest.mark.slow(quick=REPRESENTATIVES)
 @pytest.mark.parametrize("case", CASES)
 def test_every_tensor_exports_back_bit_for_bit(case: str) -> None:
     module = tiny_transformers(case)

@@ -32,6 +32,7 @@ def test_shipped_checkpoint_is_small_and_a_bare_state_dict():
     ViT(**NOTES["constructor"]).load_state_dict(state, strict=True)
 
 
+@pytest.mark.slow
 def test_shipped_checkpoint_has_its_recorded_accuracy():
     model = ViT(**NOTES["constructor"])
     model.load_state_dict(torch.load(CHECKPOINT, weights_only=True))

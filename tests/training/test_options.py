@@ -799,7 +799,7 @@ def noise(images):
     return {"pixel_values": torch.randn(images, 3, 24, 16)}
 
 
-@pytest.mark.slow(quick=["99-1-1-tried0", "5-1-3-tried1"])
+@pytest.mark.slow(quick=["99-1-1-tried0"])
 @pytest.mark.parametrize(
     "limit, at_least, parts, tried", [(99, 1, 1, [12]), (5, 1, 3, [12, 6, 4]), (1, 4, 12, [3, 2, 1])]
 )
