@@ -406,10 +406,12 @@ class AxialRotaryEmbedding(nn.Module):
 
     def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> Rotation:
         """Return the rotation by angles of shape (..., N, d / 2), and by those of the tokens before the patches."""
-        zeros = angles.new_zeros(self.num_prefix_tokens, angles.shape[-1])
-        prefix = zeros if self.prefix_angles is None else self.prefix_angles
-        prefix = prefix.expand(*angles.shape[:-2], -1, -1)
-        cos, sin = (torch.cat((wave(prefix), wave(angles)), dim=-2) for wave in (torch.cos, torch.sin))
+        if self.prefix_angles is None:
+            angles = F.pad(angles, (0, 0, self.num_prefix_tokens, 0))
+            cos, sin = angles.cos(), angles.sin()
+        else:  # each in its own dtype, as in MLCD
+            prefix = self.prefix_angles.expand(*angles.shape[:-2], -1, -1)
+            cos, sin = (torch.cat((wave(prefix), wave(angles)), dim=-2) for wave in (torch.cos, torch.sin))
         if self.as_weights:
             cos, sin = cos.to(dtype), sin.to(dtype)
         if self.halves:

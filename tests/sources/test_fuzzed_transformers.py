@@ -68,7 +68,7 @@ def changed_model(case: str, draw: random.Random) -> tuple[Any, dict[str, Any]] 
     edits = {name: other(name, tower[name], draw) for name in draw.sample(names, draw.choice([1, 1, 2, 3]))}
     tower |= edits
     # The file of a tower without blocks cannot be recognised.
-    if patches_of(tower) > MOST_PATCHES or edits.get("num_hidden_layers") == 0:
+    if patches_of(tower) > MOST_PATCHES or 0 in (edits.get("num_hidden_layers"), edits.get("depth")):
         return None
     try:
         module = type(plain)(type(plain.config).from_dict(copy.deepcopy(settings)))

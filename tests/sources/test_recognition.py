@@ -21,6 +21,7 @@ from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint
 from plain_vit.conversion.registry import FORMATS
 from plain_vit.errors import MappingError, PlainViTError, UnknownFormatError
 from tests.sizes import NIGHTLY
+from tests.sources import gguf_models
 from tests.sources.code_bases import CODE_BASES, ViT
 
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
@@ -56,6 +57,10 @@ def google_file(folder: Path) -> Path:
 def file_of(name: str, folder: Path) -> Path:
     if name == "google":
         return google_file(folder)
+    if name == "gguf":
+        case = gguf_models.CASES["gemma3"]
+        state = gguf_models.tensors_of(case, gguf_models.tower_of(case))
+        return gguf_models.save(folder / "tower.gguf", gguf_models.settings_of(case), state)
     if name in CODE_BASES:
         base = CODE_BASES[name]
         torch.save(base.state(ViT(base)), folder / f"{name}.pt")
@@ -84,7 +89,8 @@ def test_a_wrong_format_is_refused_and_the_likely_one_named(name: str, said: str
     if said == name:
         assert opened_or_refused(path, format=said) is not UnknownFormatError
         return
-    with pytest.raises(UnknownFormatError, match=f"does not have the names of {said}: they look like {name}"):
+    likely = "its tensors are 'v.patch_embd" if name == "gguf" else f"they look like {name}"
+    with pytest.raises(UnknownFormatError, match=f"does not have the names of {said}: {likely}"):
         from_checkpoint(path, format=said)
 
 

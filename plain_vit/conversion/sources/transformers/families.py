@@ -1097,7 +1097,7 @@ CANDIDATES = {
         "ViTModel", "DeiTModel", "IJepaModel", "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel",
         "CLIPVisionModel", "CLIPVisionModelWithProjection", "Siglip2VisionModel", "SiglipVisionModel",
         "Aimv2VisionModel", "GitVisionModel", "BlipVisionModel", "Blip2VisionModel", "BeitModel", "InternVLVisionModel",
-        "Sapiens2Model", "PixtralVisionModel", "MLCDVisionModel", "Qwen3VLVisionModel",
+        "Sapiens2Model", "PixtralVisionModel", "Idefics3VisionTransformer", "MLCDVisionModel", "Qwen3VLVisionModel",
     ],
 }  # fmt: skip
 
