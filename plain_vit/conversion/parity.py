@@ -241,7 +241,7 @@ def _as_tokens(patches: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def inputs_for(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the inputs of a model for these images; transformers' some take patches and their grids."""
+    """Return the inputs of a model for these images; some of transformers take patches and their grids."""
     if hasattr(model, "spatial_merge_size"):
         side, frames = cast(Any, model).config.patch_size, cast(Any, model).config.temporal_patch_size
         patches = cut_patches(pixel_values, side, side)[:, _merge_order(model, pixel_values)].flatten(0, 1)

@@ -749,6 +749,20 @@ def test_the_processor_of_a_whole_model_prepares_one_input_per_image_or_is_left_
     assert (ours / "preprocessor_config.json").is_file() == (converted.image_processor is not None)
 
 
+def test_no_image_is_prepared_at_the_size_that_a_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sides, prepare = [], transformers.CLIPImageProcessor.__call__
+
+    def record(self: Any, *images: Any, **options: Any) -> Any:
+        sides.append(self.size["shortest_edge"])
+        return prepare(self, *images, **options)
+
+    tiny_transformers("LlavaForConditionalGeneration").save_pretrained(tmp_path)
+    transformers.CLIPImageProcessor(size={"shortest_edge": 10**8}).save_pretrained(tmp_path)
+    monkeypatch.setattr(transformers.CLIPImageProcessor, "__call__", record)
+    assert from_checkpoint(tmp_path).image_processor.size["shortest_edge"] == 10**8
+    assert sides == [224]
+
+
 @pytest.mark.slow(quick=["PixtralVisionModel"])
 @pytest.mark.parametrize("case", ["PixtralVisionModel", "Mistral3ForConditionalGeneration"])
 def test_pixtral_takes_the_images_of_many_sizes_of_its_own_processor(case: str, tmp_path: Path) -> None:

@@ -217,6 +217,8 @@ def _kind(settings: Mapping[str, Any]) -> str:
     kind = named or ("mlp" if settings.get("clip.has_llava_projector") else None)
     if kind in TOWERS:
         return kind
+    if not settings:
+        raise CheckpointError("the tensors alone do not say which tower of llama.cpp they are: give the .gguf file")
     raise UnknownFormatError(
         f"clip.projector_type is {kind!r}: expected one of {', '.join(TOWERS)}. Others rotate queries and keys, attend "
         "in windows or are no Vision Transformer, which the tensors do not show: give the folder of the model that the "

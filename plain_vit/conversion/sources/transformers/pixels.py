@@ -74,12 +74,16 @@ def uncut(processor: BaseImageProcessor) -> tuple[BaseImageProcessor | None, lis
     Returns:
         The processor, or None if it always cuts; and notes for the report.
     """
-    name, notes = type(processor).__name__, []
-    if cutting := [setting for setting in CUTTING if getattr(processor, setting, False)]:
+    kind, notes = type(processor), []
+    if isinstance(processor, SourcePreprocessing):
+        return processor, notes
+    name, switches = kind.__name__, [setting for setting in CUTTING if hasattr(processor, setting)]
+    if cutting := [setting for setting in switches if getattr(processor, setting)]:
         for setting in cutting:
             setattr(processor, setting, False)
         notes.append(f"images are prepared whole: {name} cuts large ones into tiles ({', '.join(cutting)}=True)")
-    prepared = processor(np.zeros((1024, 2048, 3), np.uint8), return_tensors="np")
+    # Of default sizes: those of a stranger's file could fill the memory.
+    prepared = kind(**dict.fromkeys(switches, False))(np.zeros((1024, 2048, 3), np.uint8), return_tensors="np")
     found = {key: np.shape(value) for key, value in prepared.items()}
     if len(shape := found.get("pixel_values", ())) in (3, 4) and shape[0] == 1:
         return processor, notes
