@@ -1,5 +1,6 @@
 """llama.cpp's `mmproj` files, compared with transformers' towers, whose tensors the package gguf names and writes."""
 
+import shutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -229,6 +230,10 @@ def test_a_tuned_tower_goes_into_a_copy_of_its_file(tmp_path: Path, capsys: pyte
     assert {name for name in after if after[name] == before[name]} == {"mm.0.weight", "mm.0.bias"}
     opened = from_checkpoint(tmp_path / "again.gguf").model
     assert all(torch.equal(one.float(), opened.state_dict()[name]) for name, one in model.state_dict().items())
+    (folder := tmp_path / "whole").mkdir()
+    shutil.copy(path, folder)
+    to_checkpoint(model, tmp_path / "by_folder.gguf", format="gguf", into=folder)
+    assert (tmp_path / "by_folder.gguf").read_bytes() == (tmp_path / "again.gguf").read_bytes()
     other = PlainViTForImageClassification(tiny_config(num_labels=0))
     with pytest.raises(ExportError, match="is another model"):
         to_checkpoint(other, tmp_path / "other.gguf", format="gguf", into=path)

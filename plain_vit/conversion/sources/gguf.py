@@ -201,7 +201,7 @@ class GgufFormat(Format):
         theirs = self.describe_checkpoint(held.tensors.meta(), held.config or {}, Hints())
         if lost := lost_fields(config, lambda: theirs.config):
             raise ExportError(f"the tower of {whole} is another model:", lost)
-        shutil.copyfile(whole, path)
+        shutil.copyfile(held.files[0], path)
         store_tensors(path, revert(self.rows(config, theirs.layout), tensors, config))
         return theirs.layout
 
