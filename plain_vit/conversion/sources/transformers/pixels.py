@@ -74,7 +74,8 @@ def uncut(processor: BaseImageProcessor) -> tuple[BaseImageProcessor | None, lis
     Returns:
         The processor, or None if it always cuts; and notes for the report.
     """
-    kind, notes = type(processor), []
+    kind: type[Any] = type(processor)
+    notes: list[str] = []
     if isinstance(processor, SourcePreprocessing):
         return processor, notes
     name, switches = kind.__name__, [setting for setting in CUTTING if hasattr(processor, setting)]
