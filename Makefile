@@ -19,6 +19,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
 export HF_HUB_OFFLINE := 1
+# Images of containers often set this; without compiled files every process would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all test-nightly test-floors test-year coverage space test-space table architectures bench quality style wheel try-wheel docs clean

@@ -182,6 +182,7 @@ GROUPS = {
     "relative_position_bias": RelativePositionBias,
     "resnet_stem": ResNetStem,
 }
+GROUP_DEFAULTS = {name: vars(kind()) for name, kind in GROUPS.items()}
 
 
 @strict
@@ -725,7 +726,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         Args:
             name: "rope_parameters", "relative_position_bias" or "resnet_stem".
         """
-        return getattr(self, name) or vars(GROUPS[name]())
+        return getattr(self, name) or dict(GROUP_DEFAULTS[name])
 
     @property
     def rope_type(self) -> str:

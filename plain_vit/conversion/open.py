@@ -15,7 +15,6 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
-from transformers.initialization import no_init_weights
 
 from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
@@ -47,6 +46,7 @@ from .reference import ForeignCheckpoint, Reference
 from .registry import FORMATS, format_named, located
 from .report import REFERENCE, TOLERANCE, Converted, Report
 from .sources.transformers.pixels import processor_from_transformers
+from .tables.compare_modules import meta_device
 from .tables.engine import Row
 from .tables.format import HEAD, UNSEEN, Description, Format, Hints, Inference, check_hints, name_labels
 
@@ -375,7 +375,7 @@ def _plan_of_ours(source: str | os.PathLike[str], checkpoint: Checkpoint) -> Con
     named = config.architectures or ["PlainViTForImageClassification"]
     if len(named) != 1 or named[0] not in modeling.__all__:
         raise CheckpointError(f"{source} has architectures={named}: expected one of {', '.join(modeling.__all__)}")
-    with torch.device("meta"), no_init_weights():
+    with meta_device():
         model: PreTrainedModel = getattr(modeling, named[0])(config)
     rows = [Row(name, name) for name in model.state_dict()]
     return ConversionPlan(model, rows, checkpoint.tensors, Description(config), None)

@@ -5,10 +5,12 @@ import enum
 import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
@@ -30,6 +32,27 @@ NEUTRAL_FIELDS = {
 
 MASKED = "PlainViTForMaskedImageModeling"
 
+# Methods of tensors with which packages initialise parameters.
+INITIALIZERS = {
+    getattr(torch.Tensor, f"{name}_") for name in ("add", "clamp", "erfinv", "fill", "mul", "normal", "uniform", "zero")
+}
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Skip the initialisation of tensors on the meta device, where torch would trace each step in Python."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in INITIALIZERS and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def meta_device() -> Iterator[None]:
+    """Build modules of any package on the meta device, without the time that initialisation takes."""
+    with torch.device("meta"), no_init_weights(), _WithoutValues():
+        yield
+
 
 def empty_model(config: PlainViTConfig) -> PreTrainedModel:
     """Build our model for a config on the meta device.
@@ -38,7 +61,7 @@ def empty_model(config: PlainViTConfig) -> PreTrainedModel:
         config: The config. The model is a classifier, unless `architectures` names the masked-image model.
     """
     classes = modeling.PlainViTForImageClassification, modeling.PlainViTForMaskedImageModeling
-    with torch.device("meta"), no_init_weights():
+    with meta_device():
         return classes[MASKED in (config.architectures or [])](copy.deepcopy(config))
 
 

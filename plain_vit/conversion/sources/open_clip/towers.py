@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError
-from ...tables.compare_modules import class_path, differences, epsilon_of
+from ...tables.compare_modules import class_path, differences, epsilon_of, meta_device
 from ...tables.format import Description, Hints, Inference, StateDict, unused_hints
 from ...tables.infer import head_counts, image_sizes, pair, size_fault, square_grid
 from .settings import (
@@ -234,7 +233,7 @@ def describe_live(module: Any) -> Description:
     if not len(module.transformer.resblocks):
         raise ExportError("the tower has no blocks: its heads cannot be read")
     config = config_of(_live_settings(module))
-    with torch.device("meta"):
+    with meta_device():
         rebuilt = _rebuilt(module, config)
     if faults := differences(module, rebuilt, SAME_CLASSES, SILENT_ATTRIBUTES):
         raise ExportError("plain-vit does not know parts of this image tower (found, not expected):", faults)

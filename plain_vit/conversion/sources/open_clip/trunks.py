@@ -10,7 +10,7 @@ from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import ExportError, MappingError, UnknownFormatError
-from ...tables.compare_modules import class_path
+from ...tables.compare_modules import class_path, meta_device
 from ...tables.engine import Row
 from ...tables.format import DROP_HEAD, Description, Hints, Inference, StateDict
 from ..timm.arguments import OPENED
@@ -201,7 +201,7 @@ def build(config: PlainViTConfig, own_head: bool) -> Any:
     inside, size, bias = without_projection(config), config.representation_size, config.representation_bias
     if own_head and not (size and bias):
         raise ExportError("the head of timm's model has a bias:", [f"representation_size={size}, bias={bias}"])
-    with torch.device("meta"):  # any timm model, replaced below: the constructor takes only a name
+    with meta_device():  # any timm model, replaced below: the constructor takes only a name
         module = TimmModel("vit_tiny_patch16_224", embed_dim=size or 1, proj="linear", proj_bias=bias)
     module.trunk = TIMM.build_module(inside, None)
     module.image_size = config.image_shape

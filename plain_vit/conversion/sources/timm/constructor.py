@@ -23,7 +23,7 @@ from ....errors import (
     PlainViTError,
     UnknownFormatError,
 )
-from ...tables.compare_modules import class_path, differences, empty_model, epsilon_of, lost_fields
+from ...tables.compare_modules import class_path, differences, empty_model, epsilon_of, lost_fields, meta_device
 from ...tables.data_files import data_file
 from ...tables.engine import Row, ignored_names, revert
 from ...tables.format import UNSEEN, Description, Hints, Inference, Size, StateDict, unused_hints
@@ -221,15 +221,14 @@ class Constructor(ABC):
         A value without a name in timm is written as another value. If that value makes the config invalid when it is
         read back, the original value is reported.
         """
-        read_back = functools.partial(self.config_of, arguments)
         try:
-            read_back()
-        except ValueError:
+            again = self.config_of(arguments)
+        except ValueError as error:
             fields = [(one.field, getattr(config, one.field), one.words)
                       for one in self.arguments if one.field and one.words]  # fmt: skip
-            if nameless := [f"{field}={value!r}" for field, value, words in fields if value not in words.values()]:
-                return nameless
-        return lost_fields(config, read_back)
+            nameless = [f"{field}={value!r}" for field, value, words in fields if value not in words.values()]
+            return nameless or [str(error)]
+        return lost_fields(config, lambda: again)
 
     def represents(self, config: PlainViTConfig) -> bool:
         """Return whether this class can represent a model."""
@@ -338,7 +337,7 @@ class Constructor(ABC):
         parts = self.parts.of(module)
         arguments = {argument.name: argument.module(parts) for argument in self.arguments}
         config, layout = self.config_of(arguments, **labels(arguments["num_classes"])), self.layout_of(arguments)
-        with torch.device("meta"):
+        with meta_device():
             rebuilt = self.rebuild(module, config, layout, arguments)
         faults = differences(module, rebuilt, CLASSES, SILENT_ATTRIBUTES)
         if faults := [*faults, *self.changed_buffers(module)]:

@@ -51,7 +51,7 @@ IMAGENETS = {
 @functools.cache
 def _opened_parts() -> frozenset[str]:
     """Return the parts, in the sense of `part_of`, of all timm models that plain-vit opens."""
-    parts = own_parts()
+    parts = set(own_parts())
     configs = PlainViTConfig(), PlainViTConfig(mlp_type="swiglu")
     for constructor, config in itertools.product(CONSTRUCTORS, configs):
         for layout in constructor.layouts:

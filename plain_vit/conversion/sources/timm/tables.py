@@ -3,6 +3,7 @@
 Source: timm 1.0.31, `timm/models/vision_transformer.py`.
 """
 
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -185,7 +186,8 @@ def parts_of(rows: Iterable[Row]) -> set[str]:
     return {part_of(source) for row in rows for source in row.sources}
 
 
-def own_parts() -> set[str]:
+@functools.cache
+def own_parts() -> frozenset[str]:
     """Return the parts, in the sense of `part_of`, that a VisionTransformer of timm may have."""
     parts = parts_of([*EMBEDDING_ROWS, *STEM_ROWS, *HEAD_ROWS, *GAMMA_ROWS])
     parts |= {"patch_embed.proj", *(f"patch_embed.backbone.{name}" for name in ("conv", "norm"))}
@@ -195,4 +197,4 @@ def own_parts() -> set[str]:
             for bias in (True, False):
                 config = PlainViTConfig(mlp_type=gated, qkv_bias=bias, attention_output_bias=bias)
                 parts |= parts_of(BLOCK_ROWS[block](config))
-    return parts
+    return frozenset(parts)

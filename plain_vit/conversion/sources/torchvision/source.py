@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import AmbiguousCheckpointError, CheckpointError, ExportError
-from ...tables.compare_modules import class_path, differences, epsilon_of, lost_fields
+from ...tables.compare_modules import class_path, differences, epsilon_of, lost_fields, meta_device
 from ...tables.data_files import data_file
 from ...tables.engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
 from ...tables.format import (
@@ -184,7 +183,7 @@ class TorchvisionFormat(NamedFormat):
             num_hidden_layers=len(module.encoder.layers),
             num_attention_heads=block.num_heads,
         )
-        with torch.device("meta"):
+        with meta_device():
             rebuilt = self.build_module(config, None)
         faults = differences(module, rebuilt, {}, SILENT_ATTRIBUTES, without="heads")
         if faults:

@@ -19,7 +19,6 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ....configuration_plain_vit import PlainViTConfig
@@ -35,7 +34,7 @@ from ....errors import (
     few,
 )
 from ....image_processing_plain_vit import SourcePreprocessing
-from ...tables.compare_modules import MASKED, class_path, differences, empty_model, lost_fields
+from ...tables.compare_modules import MASKED, class_path, differences, empty_model, lost_fields, meta_device
 from ...tables.engine import Row, ignored_names, revert, without_prefix
 from ...tables.format import DROP_HEAD, UNSEEN, Description, Format, Hints, Inference, Probes, StateDict
 from ...tables.infer import pair
@@ -160,7 +159,7 @@ class TransformersFormat(Format):
         name, _ = _class_of(settings, {}, Hints())
         kind = class_named(name)
         whole: PreTrainedConfig = config_class(name, settings["model_type"]).from_dict(dict(settings))
-        with torch.device("meta"), no_init_weights():
+        with meta_device():
             tensors = kind(whole if isinstance(whole, kind.config_class) else _tower_config(whole)).state_dict()
         return self._described(name, settings, tensors, Hints()).config
 
@@ -235,7 +234,7 @@ class TransformersFormat(Format):
             raise ExportError(f"{class_path(module)} is derived from a class of transformers: pass that itself")
         config, inferences, ignored = _describe(name, module.config.to_dict(), module.state_dict(), hints)
         name = CONTAINERS[name].holds if name in CONTAINERS else name
-        with torch.device("meta"):
+        with meta_device():
             rebuilt = self.build_module(config, name)
         if config.pooling == "cls" and getattr(module, "pooler", module) is None:
             rebuilt.pooler = None  # type: ignore[assignment]  # BEiT's pooler for the class token has no weights
@@ -432,7 +431,7 @@ class TransformersFormat(Format):
         processor = image_processor
         if isinstance(image_processor, SourcePreprocessing):
             processor = stock_processor(image_processor)
-        with torch.device("meta"):
+        with meta_device():
             module = self.build_module(config, name)
         state = self.for_module(revert(self.rows(config, name), tensors, config), config, name)
         module.load_state_dict(dict(state), assign=True)
@@ -613,7 +612,7 @@ def _names_in_modules(name: str) -> tuple[bool, str]:
     transformers renamed the modules in 5.6, 5.9 or 5.18, depending on the family.
     """
     kind = class_named(name)
-    with torch.device("meta"):
+    with meta_device():
         names = kind(kind.config_class()).state_dict()
     return _layout_in_file(name, names).endswith("4.x"), _prefix(names) or ""
 

@@ -13,7 +13,7 @@ from torch import nn
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import ExportError
 from ....positions_plain_vit import SinCos2DPositionEmbedding
-from ...tables.compare_modules import class_path, differences
+from ...tables.compare_modules import class_path, differences, meta_device
 from ...tables.format import Hints
 from .layouts import CLASSES, HIDDEN, POSITIONS, PROJECTION, RENAMED_FILES, K, Layout, Names, Q, V
 from .shapes import name_pattern
@@ -111,7 +111,7 @@ def changed_parts(module: nn.Module, config: PlainViTConfig, layout: Layout, wit
     copied = kind is None  # a copy of the class, for which the caller gives format=
     if kind is None:
         kind = _class_of(layout.file)
-    with torch.device("meta"):
+    with meta_device():
         fresh = kind(**{**_arguments(kind, config), **({"num_classes": 1} if without else {})})
     if layout.states_scale:
         for path in _attention_paths(module, layout.names):  # our config has the scale
