@@ -8,6 +8,7 @@ import copy
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformers.models.auto import configuration_auto, modeling_auto
 from vit_pytorch import learnable_memory_vit
 
 from plain_vit.conversion import from_module
+from plain_vit.conversion.sources.transformers import bare, families, source
 from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, CONTAINERS
 from plain_vit.conversion.sources.transformers.source import LIVE, MODEL_TYPES
 from plain_vit.conversion.sources.vit_pytorch.modules import file_of
@@ -193,6 +195,15 @@ def every_vision_class(model_type: str, first: str = "") -> list[str]:
                 names |= {named} if isinstance(named, str) else {*named}
     found = sorted(name for name in names if hasattr(transformers, name) and not name.endswith("Config"))
     return [name for name in dict.fromkeys([first, *found]) if name]
+
+
+@pytest.mark.parametrize("module", [source, bare])
+def test_a_family_of_transformers_is_data(module: Any) -> None:
+    """Neither reading nor writing names a family or a class: a new one is an entry of `families.py` alone."""
+    named = {name for name, value in vars(families).items() if isinstance(value, families.Family)}
+    assert len(named) > 20
+    assert not named & vars(module).keys()
+    assert not OPENED & {*re.findall(r"\w+", inspect.getsource(module))}
 
 
 @pytest.mark.slow

@@ -25,10 +25,9 @@ from .families import (
     CONTAINERS,
     KERNEL,
     LAYER,
-    POOLER_ROWS,
-    QWENS,
     TABLE,
     Architecture,
+    container_of,
     gated_width,
 )
 from .installed import class_named, config_class
@@ -70,7 +69,7 @@ class Parts:
         """The rows of all layouts of the class."""
         family = self.architecture.family
         rows = [row for config in EITHER_MLP for on_disk in (True, False) for row in family.rows_of(config, on_disk)]
-        return [*rows, *self.architecture.head]
+        return [*rows, *self.architecture.head.rows]
 
     def get(self, ours: str, layer: int = 0) -> torch.Tensor | None:
         """Return the source tensor that one of our tensors is made from; None if there is none."""
@@ -235,11 +234,11 @@ def read(name: str, tensors: StateDict, prefix: str, hints: Hints) -> Bare:
     Raises:
         MappingError: The tensors are not those of the class.
     """
-    if name.startswith(tuple(QWENS)):
+    container = container_of(name)
+    architecture = ARCHITECTURES[container.holds]
+    if not architecture.family.is_bare:
         raise MappingError("no tensor shows the settings of this class:", [f"{name}: give the folder with config.json"])
-    container = CONTAINERS.get(name)
-    architecture, beside = ARCHITECTURES[container.holds if container else name], container.ignored if container else ()
-    outside = ignored_names([one for one in tensors if not one.startswith(prefix)], beside)
+    outside = ignored_names([one for one in tensors if not one.startswith(prefix)], container.ignored)
     own = without_prefix({one: tensors[one] for one in tensors if one not in outside}, prefix)
     parts, model_type = Parts(architecture, own, hints), architecture.family.model_type
     defaults = {**config_class(name, model_type)().to_dict(), "num_labels": 0}
@@ -265,11 +264,11 @@ def has_parts(name: str, tensors: Collection[str], prefix: str, *, is_headless: 
         prefix: Prefix of the encoder.
         is_headless: Whether the head was left out.
     """
-    container = CONTAINERS.get(name)
-    head = ARCHITECTURES[container.holds if container else name].head
-    has_head = is_headless or head in ([], (), POOLER_ROWS)
-    has_head = has_head or any(one.startswith(str(row.source)) for one in tensors for row in head)
-    around = [row for row in (container.ignored if container else ()) if "visual_projection" not in row[0]]
+    container = container_of(name)
+    head = ARCHITECTURES[container.holds].head
+    has_head = is_headless or head.is_optional or not head.rows
+    has_head = has_head or any(one.startswith(str(row.source)) for one in tensors for row in head.rows)
+    around = [row for row in container.ignored if "visual_projection" not in row[0]]
     outside = [one for one in tensors if not prefix or not one.startswith(prefix)]
     return has_head and (not around or bool(ignored_names(outside, around)))
 
@@ -302,7 +301,7 @@ def _unshown(
     for ours, values in open_.items():
         if values:
             settings[family.settings.get(ours, ours)] = values[0]
-    if parts.architecture.masked:
+    if parts.architecture.head.is_decoder:
         settings["encoder_stride"] = settings["patch_size"]
     return {key: value for key, value in settings.items() if value is not None}, inferences, open_
 

@@ -25,6 +25,7 @@ from ...tables.engine import (
     each,
     split,
 )
+from ...tables.format import Probes, StateDict
 from ...tables.infer import pair
 
 # Transforms
@@ -106,6 +107,17 @@ def _attention_rows(
     return [Row(f"{source}.{theirs}", f"{LAYER}.attention.{ours}_proj") for theirs, ours in names]
 
 
+def _gated_rows(source: str) -> list[Row]:
+    """Return the rows of an MLP that may have a gate."""
+    names = zip(("gate_proj", "up_proj", "down_proj"), ("gate", "fc1", "fc2"), strict=True)
+    return [Row(f"{source}.{theirs}", f"{LAYER}.mlp.{ours}") for theirs, ours in names]
+
+
+def _qk_norm_rows(source: str) -> list[Row]:
+    """Return the rows of an attention's norms of queries and keys."""
+    return [Row(f"{source}.{name}", f"{LAYER}.attention.{name}") for name in ("q_norm", "k_norm")]
+
+
 def _mlp_rows(source: str) -> list[Row]:
     """Return the rows of an MLP without a gate."""
     return [Row(f"{source}.{name}", f"{LAYER}.mlp.{name}") for name in ("fc1", "fc2")]
@@ -153,9 +165,6 @@ DINOV2_BLOCK = [
     Row("encoder.layer.{}.layer_scale2.lambda1", f"{LAYER}.layer_scale2.weight"),
     *NORMS,
 ]
-DINOV2_MLP = [
-    *_mlp_rows("encoder.layer.{}.mlp"),
-]
 DINOV2_SWIGLU = [
     Row(("encoder.layer.{}.mlp.gate_proj", "encoder.layer.{}.mlp.up_proj"), GATED),
     Row("encoder.layer.{}.mlp.down_proj", f"{LAYER}.mlp.fc2"),
@@ -164,6 +173,7 @@ DINOV2_SWIGLU_ON_DISK = [
     Row("encoder.layer.{}.mlp.weights_in", GATED, SPLIT_GATE),
     Row("encoder.layer.{}.mlp.weights_out", f"{LAYER}.mlp.fc2"),
 ]
+DINOV2_MLPS = {"mlp": (_mlp_rows("encoder.layer.{}.mlp"), ()), "swiglu": (DINOV2_SWIGLU, DINOV2_SWIGLU_ON_DISK)}
 DINOV3_ROWS = [
     *_patch_rows("embeddings.patch_embeddings"),
     Row("embeddings.cls_token", f"{EMBEDDINGS}.cls_token"),
@@ -173,16 +183,13 @@ DINOV3_ROWS = [
     *_attention_rows("model.layer.{}.attention"),
     Row("model.layer.{}.layer_scale1.lambda1", f"{LAYER}.layer_scale1.weight"),
     Row("model.layer.{}.norm2", f"{LAYER}.layernorm_after"),
-    Row("model.layer.{}.mlp.gate_proj", f"{LAYER}.mlp.gate"),
-    Row("model.layer.{}.mlp.up_proj", f"{LAYER}.mlp.fc1"),
-    Row("model.layer.{}.mlp.down_proj", f"{LAYER}.mlp.fc2"),
+    *_gated_rows("model.layer.{}.mlp"),
     Row("model.layer.{}.layer_scale2.lambda1", f"{LAYER}.layer_scale2.weight"),
     Row("norm", "vit.layernorm"),
 ]
 SAPIENS2_ROWS = [
     *(row for row in DINOV3_ROWS if row.ours != f"{LAYER}.layer_scale2.weight"),
-    Row("model.layer.{}.attention.q_norm", f"{LAYER}.attention.q_norm"),
-    Row("model.layer.{}.attention.k_norm", f"{LAYER}.attention.k_norm"),
+    *_qk_norm_rows("model.layer.{}.attention"),
 ]
 SAPIENS2_ON_DISK = [
     *_patch_rows("patch_embed.projection"),
@@ -191,8 +198,7 @@ SAPIENS2_ON_DISK = [
     Row("storage_tokens", f"{EMBEDDINGS}.register_tokens"),
     Row("blocks.{}.ln1", f"{LAYER}.layernorm_before"),
     *_attention_rows("blocks.{}.attn", ("wq", "wk", "wv"), "proj"),
-    Row("blocks.{}.attn.q_norm", f"{LAYER}.attention.q_norm"),
-    Row("blocks.{}.attn.k_norm", f"{LAYER}.attention.k_norm"),
+    *_qk_norm_rows("blocks.{}.attn"),
     Row("blocks.{}.attn.gamma.weight", f"{LAYER}.layer_scale1.weight"),
     Row("blocks.{}.ln2", f"{LAYER}.layernorm_after"),
     Row("blocks.{}.ffn.w12", GATED, SPLIT_GATE),
@@ -258,8 +264,7 @@ INTERNVL_ROWS = [
     Row("embeddings.position_embeddings", TABLE, POSITIONS),
     Row("encoder.layer.{}.layernorm_before", f"{LAYER}.layernorm_before"),
     *_attention_rows("encoder.layer.{}.attention", output="projection_layer"),
-    Row("encoder.layer.{}.attention.q_norm", f"{LAYER}.attention.q_norm"),
-    Row("encoder.layer.{}.attention.k_norm", f"{LAYER}.attention.k_norm"),
+    *_qk_norm_rows("encoder.layer.{}.attention"),
     Row("encoder.layer.{}.lambda_1", f"{LAYER}.layer_scale1.weight"),
     Row("encoder.layer.{}.layernorm_after", f"{LAYER}.layernorm_after"),
     *_mlp_rows("encoder.layer.{}.mlp"),
@@ -273,8 +278,7 @@ QIANFAN_ON_DISK = [  # of the whole model, as InternViT's own code names them
     Row("embeddings.position_embedding", TABLE, POSITIONS),
     Row("encoder.layers.{}.norm1", f"{LAYER}.layernorm_before"),
     Row("encoder.layers.{}.attn.qkv", LAYER_QKV, SPLIT_QKV),
-    Row("encoder.layers.{}.attention.q_norm", f"{LAYER}.attention.q_norm"),
-    Row("encoder.layers.{}.attention.k_norm", f"{LAYER}.attention.k_norm"),
+    *_qk_norm_rows("encoder.layers.{}.attention"),
     Row("encoder.layers.{}.attn.proj", f"{LAYER}.attention.o_proj"),
     Row("encoder.layers.{}.ls1", f"{LAYER}.layer_scale1.weight"),
     Row("encoder.layers.{}.norm2", f"{LAYER}.layernorm_after"),
@@ -305,9 +309,7 @@ AIMV2_ROWS = [
     Row("encoder.layers.{}.rms_norm1", f"{LAYER}.layernorm_before"),
     *_attention_rows("encoder.layers.{}.attention", output="out_proj"),
     Row("encoder.layers.{}.rms_norm2", f"{LAYER}.layernorm_after"),
-    Row("encoder.layers.{}.ffn.gate_proj", f"{LAYER}.mlp.gate"),
-    Row("encoder.layers.{}.ffn.up_proj", f"{LAYER}.mlp.fc1"),
-    Row("encoder.layers.{}.ffn.down_proj", f"{LAYER}.mlp.fc2"),
+    *_gated_rows("encoder.layers.{}.ffn"),
     Row("rms_norm", "vit.layernorm"),
     Row("head.cls_token", "vit.pooler.query"),
     Row("head.k_proj", "vit.pooler.k_proj"),
@@ -321,9 +323,7 @@ PIXTRAL_ROWS = [
     Row("transformer.layers.{}.attention_norm", f"{LAYER}.layernorm_before"),
     *_attention_rows("transformer.layers.{}.attention"),
     Row("transformer.layers.{}.ffn_norm", f"{LAYER}.layernorm_after"),
-    Row("transformer.layers.{}.feed_forward.gate_proj", f"{LAYER}.mlp.gate"),
-    Row("transformer.layers.{}.feed_forward.up_proj", f"{LAYER}.mlp.fc1"),
-    Row("transformer.layers.{}.feed_forward.down_proj", f"{LAYER}.mlp.fc2"),
+    *_gated_rows("transformer.layers.{}.feed_forward"),
 ]
 
 QWEN3_VL_ROWS = [
@@ -337,7 +337,6 @@ QWEN3_VL_ROWS = [
     Row("blocks.{}.mlp.linear_fc1", f"{LAYER}.mlp.fc1"),
     Row("blocks.{}.mlp.linear_fc2", f"{LAYER}.mlp.fc2"),
 ]
-MERGER_SETTINGS = {"out_hidden_size", "deepstack_visual_indexes"}
 MERGER = "merger.norm.weight"  # of Qwen3-VL, whose patch projection is called as timm's
 
 # Names of the patch projection, by which an encoder is found; what precedes them is the prefix of the encoder.
@@ -350,6 +349,36 @@ PATCHES = (
     "patch_conv.weight",  # Pixtral
     MERGER,
 )
+# Ends of names of which every file has one, and none of our models: their patch projection may have the same name.
+NOT_OURS = (
+    "position_embeddings",
+    "position_embedding",
+    "position_embedding.weight",
+    "embeddings.rms_norm.weight",  # AIMv2, which may have no table
+    "embeddings.patch_embeddings.weight",  # DINOv3, without a position table
+    "relative_position_bias_table",
+    ".lambda_1",  # BEiT and InternVL, which may have no positions at all
+    ".attention.attention.query.weight",  # BEiT without LayerScale
+    "embeddings.class_embedding",  # Qianfan-OCR without positions
+    ".attn.wq.weight",  # Sapiens2
+    "patch_conv.weight",  # Pixtral
+    MERGER,
+)
+ON_THE_NORM = ("beit.",)  # prefixes that transformers saves on the last norm only, of a BeitBackbone
+PROBES = (  # ViT's are the same as ours
+    Probes("embeddings.patch_embeddings", "encoder.layer.{}", "layernorm"),  # DINOv2
+    Probes("embeddings.patch_embeddings", "model.layer.{}", "norm"),  # DINOv3
+    Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # CLIP and SigLIP
+    Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # AIMv2, whose patches are normalised
+    Probes("patch_conv", "transformer.layers.{}", None),  # Pixtral
+    Probes("patch_embed", "blocks.{}", "merger"),  # Qwen3-VL
+)
+# Classes that differ only in the kernel, which a setting selects.
+KERNELS = {
+    f"transformers.models.{module}{kind}SelfAttention": module
+    for module in ("beit.modeling_beit.Beit", "data2vec.modeling_data2vec_vision.Data2VecVision")
+    for kind in ("", "Sdpa")
+}
 
 # Settings
 
@@ -435,8 +464,14 @@ class Family:
         read: Returns our other fields from their settings.
         write: Returns their other settings from our config.
         check: Returns the combinations of their settings without a counterpart in our model.
+        mlps: Rows of the MLP, and those with other names in files, by our `mlp_type`; the other rows lack them.
         square: Whether images and patches must be square.
         many_sizes: Whether the input is patches of images of many sizes, projected by a dense layer.
+        is_bare: Whether tensors without a `config.json` show enough of the settings.
+        pools: What a class without a head does instead of the pooling that is usual for the family, for the report.
+        drop_path_rises: Whether `drop_path_rate` is of the last block, as ours is, and not of every block.
+        loader: The class of the whole model and the tower's place in it, if only that reads the tower's files.
+        left_out: Settings of layers whose tensors are ignored.
     """
 
     model_type: str
@@ -448,8 +483,14 @@ class Family:
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda settings: {}
     write: Callable[[PlainViTConfig], dict[str, Any]] = lambda config: {}
     check: Callable[[Mapping[str, Any]], Sequence[str]] = lambda settings: ()
+    mlps: Mapping[str, tuple[Sequence[Row], Sequence[Row]]] = field(default_factory=dict)
     square: bool = False
     many_sizes: bool = False
+    is_bare: bool = True
+    pools: str = ""
+    drop_path_rises: bool = False
+    loader: tuple[str, str] | None = None
+    left_out: tuple[str, ...] = ()
 
     def fields(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of our config that their settings determine."""
@@ -463,12 +504,8 @@ class Family:
 
     def rows_of(self, config: PlainViTConfig, on_disk: bool) -> list[Row]:
         """Return the table of the encoder's tensors, with their names in files or in modules."""
-        rows = list(self.rows)
-        changed = list(self.on_disk) if on_disk else []
-        if self.model_type.startswith("dinov2"):
-            gated = config.mlp_type == "swiglu"
-            rows += DINOV2_SWIGLU if gated else DINOV2_MLP
-            changed += DINOV2_SWIGLU_ON_DISK if on_disk and gated else []
+        mlp, mlp_on_disk = self.mlps.get(config.mlp_type, ((), ()))
+        rows, changed = [*self.rows, *mlp], [*self.on_disk, *mlp_on_disk] if on_disk else []
         if self.many_sizes != (config.patch_projection == "linear"):  # one of the two projections is dense
             kernel = PIXELS_TO_KERNEL if self.many_sizes else KERNEL_TO_PIXELS
             rows = [replace(row, transform=kernel) if row.ours == KERNEL else row for row in rows]
@@ -683,8 +720,10 @@ INTERN_VIT_NAMES = {"qkv_bias": "attention_bias", "qk_normalization": "use_qk_no
 INTERN_VIT_TYPES = ("intern_vit_6b", "intern_vit_300m")
 
 
-def intern_vit_in(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the settings of an InternViT of its own code, which is never run, as Qianfan-OCR's class has them.
+def original_in(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the settings of a model of its own code, which is never run, as a class with the same parameters has them.
+
+    So far this is InternViT, with the parameters of Qianfan-OCR's class.
 
     Args:
         settings: The `config.json` of the tower or of an InternVL around it.
@@ -745,6 +784,7 @@ def _check_pixtral(settings: Mapping[str, Any]) -> list[str]:
     return [*head_dim, *_check_theta(settings)]
 
 
+MERGER_SETTINGS = ("deepstack_visual_indexes", "out_hidden_size")
 QWEN3_VL_SETTINGS = {
     **_alike("hidden_size", "intermediate_size", "hidden_act", "patch_size", "initializer_range"),
     "num_hidden_layers": "depth",
@@ -776,6 +816,7 @@ POOLER_SETTINGS = ("pooler_output_size", "pooler_act")  # read if there are tens
 STAGES = ("stage_names", "out_features", "out_indices")  # of a backbone
 DINO = (*STAGES, "mlp_ratio", "use_swiglu_ffn", "num_register_tokens")
 SEMANTIC = "semantic_loss_ignore_index"  # of heads that do not open
+NOTHING = "pools nothing"
 
 VIT = Family(
     "vit", VIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, {"position_resampling": "bicubic"},
@@ -783,12 +824,13 @@ VIT = Family(
     **VIT_READ,
 )  # fmt: skip
 DEIT = replace(VIT, model_type="deit", rows=DEIT_ROWS)
-VIT_MSN = replace(VIT, model_type="vit_msn", unread=())
+VIT_MSN = replace(VIT, model_type="vit_msn", unread=(), pools=NOTHING)
 VIT_MAE = replace(
     VIT, model_type="vit_mae",
     # Of the pre-training, whose decoder is left out: every patch is seen here.
     unread=("decoder_num_attention_heads", "decoder_hidden_size", "decoder_num_hidden_layers",
             "decoder_intermediate_size", "mask_ratio", "norm_pix_loss"),
+    pools=NOTHING,
 )  # fmt: skip
 IJEPA = replace(
     VIT, model_type="ijepa", fixed={**VIT.fixed, "use_class_token": False, "pooling": "mean"}, unread=POOLER_SETTINGS
@@ -796,7 +838,7 @@ IJEPA = replace(
 DINOV2 = Family(
     "dinov2", [*DINOV2_BLOCK, Row("embeddings.position_embeddings", TABLE, POSITIONS)], DINOV2_ON_DISK, DINOV2_SETTINGS,
     VIT.fixed, (*DINO, "use_mask_token"), _read_dinov2,
-    lambda config: {**_write_dinov2(config), "use_mask_token": config.use_mask_token}, square=True,
+    lambda config: {**_write_dinov2(config), "use_mask_token": config.use_mask_token}, mlps=DINOV2_MLPS, square=True,
 )  # fmt: skip
 DINOV2_WITH_REGISTERS = replace(
     DINOV2, model_type="dinov2_with_registers",
@@ -838,7 +880,7 @@ BEIT = Family(
         "vocab_size", "pool_scales", "use_auxiliary_head", "auxiliary_loss_weight", "auxiliary_channels",
         "auxiliary_num_convs", "auxiliary_concat_input", SEMANTIC, "add_fpn",
     ),
-    _read_beit, _write_beit, _check_beit, square=True,
+    _read_beit, _write_beit, _check_beit, square=True, drop_path_rises=True,
 )  # fmt: skip
 DATA2VEC_VISION = replace(
     BEIT, model_type="data2vec-vision", on_disk=(),
@@ -881,15 +923,12 @@ ALTCLIP = replace(  # transformers 5 applies the text model's old names to the w
         for row in CLIP_ROWS
         if isinstance(row.source, str) and ".layers." in row.source
     ],
+    loader=("AltCLIPModel", "vision_model."),
 )  # fmt: skip
-CHINESE_CLIP = replace(CLIP, model_type="chinese_clip_vision_model")
-CLIPSEG = replace(CLIP, model_type="clipseg_vision_model")
-KOSMOS2 = replace(CLIP, model_type="kosmos_2_vision_model")
 OWLVIT = replace(CLIP, model_type="owlvit_vision_model", rows=OWLVIT_ROWS)
-OWLV2 = replace(OWLVIT, model_type="owlv2_vision_model")
 GIT = replace(
     CLIP, model_type="git_vision_model", rows=GIT_ROWS,
-    fixed={name: value for name, value in CLIP.fixed.items() if name != "final_norm"},
+    fixed={name: value for name, value in CLIP.fixed.items() if name != "final_norm"}, pools=NOTHING,
 )  # fmt: skip
 BLIP = Family(
     "blip_vision_model", BLIP_ROWS, (),
@@ -898,18 +937,17 @@ BLIP = Family(
     ("projection_dim", "initializer_factor", "num_channels"), square=True,  # the class always has three channels
 )  # fmt: skip
 BLIP_2 = replace(BLIP, model_type="blip_2_vision_model", settings={**BLIP.settings, "qkv_bias": "qkv_bias"})
-INSTRUCTBLIP = replace(BLIP_2, model_type="instructblip_vision_model")
-INSTRUCTBLIPVIDEO = replace(BLIP_2, model_type="instructblipvideo_vision_model")
 INTERNVL = Family(
     "internvl_vision", INTERNVL_ROWS, (), INTERNVL_SETTINGS, VIT.fixed,
     ("projection_dropout", "use_absolute_position_embeddings", "use_mean_pooling", "use_qk_norm", "use_mask_token"),
-    _read_internvl, _write_internvl, _check_internvl, square=True,
+    _read_internvl, _write_internvl, _check_internvl, square=True, pools=NOTHING,
 )  # fmt: skip
 QIANFAN_OCR = replace(
     INTERNVL, model_type="qianfan_ocr_vision", rows=QIANFAN_ROWS, on_disk=QIANFAN_ON_DISK,
-    settings={**INTERNVL.settings, "drop_path_rate": "drop_path_rate"},
+    settings={**INTERNVL.settings, "drop_path_rate": "drop_path_rate"}, drop_path_rises=True,
+    loader=("QianfanOCRModel", "vision_tower."),
 )  # fmt: skip
-INTERN_VIT = replace(QIANFAN_OCR, on_disk=INTERN_VIT_ON_DISK)
+INTERN_VIT = replace(QIANFAN_OCR, on_disk=INTERN_VIT_ON_DISK, pools="")
 SIGLIP = Family(
     "siglip_vision_model", SIGLIP_ROWS, (), TOWER_SETTINGS,
     {"position_resampling": "bicubic", "use_class_token": False, "pooling": "mean"},
@@ -920,8 +958,6 @@ IDEFICS2 = Family(
     {**SIGLIP.fixed, "position_resampling": "bucketed"},
     ("max_image_size", "size", "use_base_siglip"), square=True,  # in published files, and read by no class
 )  # fmt: skip
-IDEFICS3 = replace(IDEFICS2, model_type="idefics3_vision")
-SMOLVLM = replace(IDEFICS2, model_type="smolvlm_vision")
 JANUS = Family(
     "janus_vision_model", JANUS_ROWS, (),
     {
@@ -930,7 +966,7 @@ JANUS = Family(
     },
     {**SIGLIP.fixed, "embedding_dropout_prob": 0.0},
     ("mlp_ratio", "projection_dropout", "use_qk_norm", "depth", "projection_dim", "num_image_tokens"),
-    _read_janus, _write_janus, _check_janus, square=True,
+    _read_janus, _write_janus, _check_janus, square=True, pools="returns its first patch, normalised twice",
 )  # fmt: skip
 SIGLIP2 = Family(
     "siglip2_vision_model", SIGLIP_ROWS, (), {ours: theirs for ours, theirs in TOWER_SETTINGS.items()
@@ -964,16 +1000,130 @@ QWEN3_VL = Family(
     "qwen3_vl_vision", QWEN3_VL_ROWS, (), QWEN3_VL_SETTINGS,
     {"layer_norm_eps": 1e-6, "final_norm": "none", "use_class_token": False, "pooling": "mean",
      "position_resampling": "bilinear_align_corners"},
-    ("rope_parameters", "num_position_embeddings", "spatial_merge_size", *sorted(MERGER_SETTINGS)),
+    ("rope_parameters", "num_position_embeddings", "spatial_merge_size", *MERGER_SETTINGS),
     _read_qwen3_vl,
     lambda config: {**_write_theta(config), "num_position_embeddings": math.prod(config.grid_size)},
-    _check_qwen3_vl, square=True,
+    _check_qwen3_vl, square=True, is_bare=False, left_out=MERGER_SETTINGS,
 )  # fmt: skip
 
 # Classes
 
-CLASSIFIER = [Row("classifier", "classifier")]
+
+@dataclass(frozen=True)
+class Head:
+    """What a class has after its encoder: a classifier, a decoder, a pooling, or nothing.
+
+    Args:
+        rows: Its tensors.
+        is_optional: Whether a model of the class may lack them.
+        is_decoder: Whether it predicts masked patches.
+        read: Returns the fields of our config that its tensors and the settings determine.
+        write: Returns its settings from our config.
+        options: Returns the arguments of the class beside its configuration.
+        any_value: Returns our fields for which the class has a place whatever their value.
+    """
+
+    rows: Sequence[Row] = ()
+    is_optional: bool = False
+    is_decoder: bool = False
+    read: Callable[[StateDict, Mapping[str, Any]], dict[str, Any]] = lambda tensors, settings: {}
+    write: Callable[[PlainViTConfig], dict[str, Any]] = lambda config: {}
+    options: Callable[[PlainViTConfig], dict[str, Any]] = lambda config: {}
+    any_value: Callable[[PlainViTConfig], dict[str, Any]] = lambda config: {}
+
+
+def _mask_token(config: PlainViTConfig) -> dict[str, Any]:
+    return {"use_mask_token": config.use_mask_token}
+
+
+def _read_pooler(tensors: StateDict, settings: Mapping[str, Any]) -> dict[str, Any]:
+    if (dense := tensors.get("pooler.dense.weight")) is None:
+        return {}
+    return {"representation_size": dense.shape[0], "representation_act": settings.get("pooler_act", "tanh")}
+
+
+def _write_pooler(config: PlainViTConfig) -> dict[str, Any]:
+    size, act = config.representation_size, config.representation_act
+    return {"pooler_output_size": size, "pooler_act": act} if size else {}
+
+
+def _has_pooler(config: PlainViTConfig) -> dict[str, Any]:
+    return {"add_pooling_layer": config.representation_size is not None}
+
+
+def _any_pooler(config: PlainViTConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in ("representation_size", "representation_act")}
+
+
+def _any_flava_pooler(config: PlainViTConfig) -> dict[str, Any]:
+    return {"representation_size": config.representation_size and config.hidden_size, "representation_act": "tanh"}
+
+
+def _read_projection(tensors: StateDict, settings: Mapping[str, Any]) -> dict[str, Any]:
+    weight = tensors.get("visual_projection.weight")
+    return {**LINEAR, "representation_size": settings["projection_dim"] if weight is None else weight.shape[0]}
+
+
+def _read_beit_pooler(tensors: StateDict, settings: Mapping[str, Any]) -> dict[str, Any]:
+    lacks = settings["use_mean_pooling"] and "pooler.layernorm.weight" not in tensors
+    return {"final_norm": "none"} if lacks else {}
+
+
+def _any_beit_pooler(config: PlainViTConfig) -> dict[str, Any]:
+    return {"final_norm": "none"} if config.pooling == "mean" and config.final_norm == "none" else {}
+
+
+def _any_intern_pooling(config: PlainViTConfig) -> dict[str, Any]:
+    pooling = {"pooling": config.pooling} if config.final_norm == "none" else {}  # the class returns tokens alone
+    return {**_mask_token(config), **pooling}
+
+
+def _pooling(pooling: str, name: str) -> Head:
+    """Return a pooling that there is if there is a tensor of this name."""
+    there = {"pooling": pooling}
+    return Head(
+        read=lambda tensors, settings: there if name in tensors else {},
+        any_value=lambda config: there if config.pooling == pooling else {},
+    )
+
+
+LINEAR = {"representation_act": "linear", "representation_bias": False}
+NO_HEAD = Head()
+CLASSIFIER = Head([Row("classifier", "classifier")])
+TEACHER = Head([Row("cls_classifier", "classifier"), Row("distillation_classifier", "distillation_classifier")])
+DECODER = Head(
+    [Row("decoder.0.weight", "decoder.projection.weight", POINTWISE), Row("decoder.0.bias", "decoder.projection.bias")],
+    is_decoder=True, write=lambda config: {"encoder_stride": config.patch_size},
+    any_value=lambda config: {"use_mask_token": True},
+)  # fmt: skip
+DPT_POOLER = Head(
+    [Row("pooler.dense", "vit.representation.0")], is_optional=True, read=_read_pooler, write=_write_pooler,
+    options=_has_pooler, any_value=_any_pooler,
+)  # fmt: skip
+FLAVA_POOLER = replace(DPT_POOLER, write=NO_HEAD.write, any_value=_any_flava_pooler)
+POOLER = replace(
+    DPT_POOLER,
+    options=lambda config: {**_has_pooler(config), **_mask_token(config)},
+    any_value=lambda config: {**_any_pooler(config), **_mask_token(config)},
+)
+PROJECTION = Head(
+    [Row("visual_projection", "vit.representation.0")], read=_read_projection,
+    write=lambda config: {"projection_dim": config.representation_size} if config.representation_size else {},
+    any_value=lambda config: {**LINEAR, "representation_size": config.representation_size}
+    if config.representation_size else {},
+)  # fmt: skip
+BEIT_POOLER = Head(
+    read=_read_beit_pooler, options=lambda config: {"add_pooling_layer": config.final_norm != "none"},
+    any_value=_any_beit_pooler,
+)  # fmt: skip
+BEIT_CLASSIFIER = replace(CLASSIFIER, read=_read_beit_pooler)
+WITH_MASK_TOKEN = Head(any_value=_mask_token)
+CLASSIFIER_WITH_MASK_TOKEN = replace(CLASSIFIER, any_value=_mask_token)
+INTERN_POOLING = Head(any_value=_any_intern_pooling)
+ATTENTION_POOLING, QUERY_POOLING = _pooling("map", "head.probe"), _pooling("query", "head.cls_token")
+
 UNREAD_HEAD = tuple((name, "the pooling head, which no logit reads") for name in ("*head.*", "vision_model.use_head"))
+HEADLESS = {"vision_use_head": False}
 UNREAD_NORM = (("*post_layernorm.*", "the norm of the pooled token, which no logit reads"),)
 MEAN_BEFORE_NORM = {"pooling": "mean", "final_norm": "none"}
 UNREAD_POOLER = (("*pooler.dense.*", "a pooler that no logit reads"),)
@@ -985,62 +1135,53 @@ class Architecture:
 
     Args:
         family: The family of the class.
-        head: Rows of the tensors outside the encoder.
+        head: What it has after the encoder.
         fields: Our fields that the class determines.
         ignored: Patterns of its tensors that our model does not use, with the reason.
-        masked: Whether the class predicts masked patches.
+        settings: Settings with which it lacks tensors that our model does not use.
     """
 
     family: Family
-    head: Sequence[Row] = ()
+    head: Head = NO_HEAD
     fields: Mapping[str, Any] = field(default_factory=dict)
     ignored: Sequence[tuple[str, str]] = ()
-    masked: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-DECODER = [
-    Row("decoder.0.weight", "decoder.projection.weight", POINTWISE),
-    Row("decoder.0.bias", "decoder.projection.bias"),
-]
-POOLER_ROWS = [Row("pooler.dense", "vit.representation.0")]
-PROJECTION = [Row("visual_projection", "vit.representation.0")]
-TEACHER = [
-    Row("cls_classifier", "classifier"),
-    Row("distillation_classifier", "distillation_classifier"),
-]
 MERGERS = tuple((name, "merges tokens for the language model") for name in ("merger.*", "deepstack_*"))
 QWENS = {"Qwen3VL": "qwen3_vl", "Qwen3VLMoe": "qwen3_vl_moe", "Qwen3_5": "qwen3_5", "Qwen3_5Moe": "qwen3_5_moe"}
+CLS_MEAN = {"pooling": "cls_mean"}
 AS_REGISTER = {"num_register_tokens": 1}  # no head reads the distillation token
 
 ARCHITECTURES = {
-    "ViTModel": Architecture(VIT, head=POOLER_ROWS),
+    "ViTModel": Architecture(VIT, POOLER),
     "ViTForImageClassification": Architecture(VIT, CLASSIFIER, ignored=UNREAD_POOLER),
-    "ViTForMaskedImageModeling": Architecture(VIT, DECODER, masked=True),
-    "DeiTModel": Architecture(DEIT, head=POOLER_ROWS, fields=AS_REGISTER),
+    "ViTForMaskedImageModeling": Architecture(VIT, DECODER),
+    "DeiTModel": Architecture(DEIT, POOLER, AS_REGISTER),
     "DeiTForImageClassification": Architecture(DEIT, CLASSIFIER, AS_REGISTER, UNREAD_POOLER),
     "DeiTForImageClassificationWithTeacher": Architecture(
         DEIT, TEACHER, {"use_distillation_token": True}, UNREAD_POOLER
     ),
-    "DeiTForMaskedImageModeling": Architecture(DEIT, DECODER, AS_REGISTER, masked=True),
+    "DeiTForMaskedImageModeling": Architecture(DEIT, DECODER, AS_REGISTER),
     "ViTMSNModel": Architecture(VIT_MSN),
     "ViTMSNForImageClassification": Architecture(VIT_MSN, CLASSIFIER),
     "ViTMAEModel": Architecture(VIT_MAE),
     "IJepaModel": Architecture(IJEPA),
     "IJepaForImageClassification": Architecture(IJEPA, CLASSIFIER),
-    "Dinov2Model": Architecture(DINOV2),
-    "Dinov2ForImageClassification": Architecture(DINOV2, CLASSIFIER, {"pooling": "cls_mean"}),
-    "Dinov2WithRegistersModel": Architecture(DINOV2_WITH_REGISTERS),
+    "Dinov2Model": Architecture(DINOV2, WITH_MASK_TOKEN),
+    "Dinov2ForImageClassification": Architecture(DINOV2, CLASSIFIER_WITH_MASK_TOKEN, CLS_MEAN),
+    "Dinov2WithRegistersModel": Architecture(DINOV2_WITH_REGISTERS, WITH_MASK_TOKEN),
     "Dinov2WithRegistersForImageClassification": Architecture(
-        DINOV2_WITH_REGISTERS, CLASSIFIER, {"pooling": "cls_mean"}
+        DINOV2_WITH_REGISTERS, CLASSIFIER_WITH_MASK_TOKEN, CLS_MEAN
     ),
-    "FlavaImageModel": Architecture(FLAVA, POOLER_ROWS),
-    "DPTModel": Architecture(DPT, POOLER_ROWS),
-    "BeitModel": Architecture(BEIT),
-    "BeitForImageClassification": Architecture(BEIT, CLASSIFIER),
-    "Data2VecVisionModel": Architecture(DATA2VEC_VISION),
-    "Data2VecVisionForImageClassification": Architecture(DATA2VEC_VISION, CLASSIFIER),
+    "FlavaImageModel": Architecture(FLAVA, FLAVA_POOLER),
+    "DPTModel": Architecture(DPT, DPT_POOLER),
+    "BeitModel": Architecture(BEIT, BEIT_POOLER),
+    "BeitForImageClassification": Architecture(BEIT, BEIT_CLASSIFIER),
+    "Data2VecVisionModel": Architecture(DATA2VEC_VISION, BEIT_POOLER),
+    "Data2VecVisionForImageClassification": Architecture(DATA2VEC_VISION, BEIT_CLASSIFIER),
     "DINOv3ViTModel": Architecture(
-        DINOV3, ignored=(("embeddings.register_tokens", "empty where there are no registers"),)
+        DINOV3, WITH_MASK_TOKEN, ignored=(("embeddings.register_tokens", "empty where there are no registers"),)
     ),
     "Sapiens2Model": Architecture(
         SAPIENS2,
@@ -1055,28 +1196,28 @@ ARCHITECTURES = {
     "MetaClip2VisionModelWithProjection": Architecture(METACLIP_2, PROJECTION),
     "MetaClip2ForImageClassification": Architecture(METACLIP_2, CLASSIFIER, MEAN_BEFORE_NORM, UNREAD_NORM),
     "AltCLIPVisionModel": Architecture(ALTCLIP),
-    "ChineseCLIPVisionModel": Architecture(CHINESE_CLIP),
-    "CLIPSegVisionModel": Architecture(CLIPSEG),
-    "Kosmos2VisionModel": Architecture(KOSMOS2),
+    "ChineseCLIPVisionModel": Architecture(replace(CLIP, model_type="chinese_clip_vision_model")),
+    "CLIPSegVisionModel": Architecture(replace(CLIP, model_type="clipseg_vision_model")),
+    "Kosmos2VisionModel": Architecture(replace(CLIP, model_type="kosmos_2_vision_model")),
     "OwlViTVisionModel": Architecture(OWLVIT),
-    "Owlv2VisionModel": Architecture(OWLV2),
+    "Owlv2VisionModel": Architecture(replace(OWLVIT, model_type="owlv2_vision_model")),
     "GitVisionModel": Architecture(GIT),
     "BlipVisionModel": Architecture(BLIP),
     "Blip2VisionModel": Architecture(BLIP_2),
-    "InstructBlipVisionModel": Architecture(INSTRUCTBLIP),
-    "InstructBlipVideoVisionModel": Architecture(INSTRUCTBLIPVIDEO),
-    "InternVLVisionModel": Architecture(INTERNVL),
-    "QianfanOCRVisionModel": Architecture(QIANFAN_OCR),
-    "InternVisionModel": Architecture(INTERN_VIT, fields={"pooling": "cls", "final_norm": "none"}),
-    "SiglipVisionModel": Architecture(SIGLIP),
-    "SiglipForImageClassification": Architecture(SIGLIP, CLASSIFIER, ignored=UNREAD_HEAD),
+    "InstructBlipVisionModel": Architecture(replace(BLIP_2, model_type="instructblip_vision_model")),
+    "InstructBlipVideoVisionModel": Architecture(replace(BLIP_2, model_type="instructblipvideo_vision_model")),
+    "InternVLVisionModel": Architecture(INTERNVL, INTERN_POOLING),
+    "QianfanOCRVisionModel": Architecture(QIANFAN_OCR, INTERN_POOLING),
+    "InternVisionModel": Architecture(INTERN_VIT, INTERN_POOLING, {"pooling": "cls", "final_norm": "none"}),
+    "SiglipVisionModel": Architecture(SIGLIP, ATTENTION_POOLING),
+    "SiglipForImageClassification": Architecture(SIGLIP, CLASSIFIER, ignored=UNREAD_HEAD, settings=HEADLESS),
     "Idefics2VisionTransformer": Architecture(IDEFICS2),
-    "Idefics3VisionTransformer": Architecture(IDEFICS3),
-    "SmolVLMVisionTransformer": Architecture(SMOLVLM),
+    "Idefics3VisionTransformer": Architecture(replace(IDEFICS2, model_type="idefics3_vision")),
+    "SmolVLMVisionTransformer": Architecture(replace(IDEFICS2, model_type="smolvlm_vision")),
     "JanusVisionModel": Architecture(JANUS),
-    "Siglip2VisionModel": Architecture(SIGLIP2),
-    "Siglip2ForImageClassification": Architecture(SIGLIP2, CLASSIFIER, ignored=UNREAD_HEAD),
-    "Aimv2VisionModel": Architecture(AIMV2),
+    "Siglip2VisionModel": Architecture(SIGLIP2, ATTENTION_POOLING),
+    "Siglip2ForImageClassification": Architecture(SIGLIP2, CLASSIFIER, ignored=UNREAD_HEAD, settings=HEADLESS),
+    "Aimv2VisionModel": Architecture(AIMV2, QUERY_POOLING),
     "PixtralVisionModel": Architecture(PIXTRAL),
     "MLCDVisionModel": Architecture(MLCD),
     **{
@@ -1164,6 +1305,13 @@ CONTAINERS = {
     "SiglipModel": Container("SiglipVisionModel", TEXT),
     "Siglip2Model": Container("Siglip2VisionModel", TEXT),
 }
+
+
+def container_of(name: str) -> Container:
+    """Return a container by its name; a class of `ARCHITECTURES` contains itself and nothing else."""
+    return CONTAINERS.get(name, Container(name))
+
+
 # Models whose configuration contains that of the vision tower, and classes of which more than the tower opens.
 COMPOSITES = {
     "clip": "clip_vision_model", "metaclip_2": "metaclip_2_vision_model", "owlvit": "owlvit_vision_model",

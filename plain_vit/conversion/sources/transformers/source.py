@@ -35,49 +35,27 @@ from ....errors import (
 )
 from ....image_processing_plain_vit import SourcePreprocessing
 from ...tables.compare_modules import MASKED, class_path, differences, empty_model, lost_fields, meta_device
-from ...tables.engine import Row, ignored_names, revert, without_prefix
-from ...tables.format import DROP_HEAD, UNSEEN, Description, Format, Hints, Inference, Probes, StateDict
+from ...tables.engine import Row, ignored_names, revert, sources_of, without_prefix
+from ...tables.format import DROP_HEAD, UNSEEN, Description, Format, Hints, Inference, StateDict
 from ...tables.infer import pair
 from . import bare
 from .families import (
-    AIMV2,
     ARCHITECTURES,
     AROUND,
-    BEIT,
     BOOKKEEPING,
     CANDIDATES,
-    CLASSIFIER,
     COMPOSITES,
     CONTAINERS,
-    DATA2VEC_VISION,
-    DINOV2,
-    DINOV2_WITH_REGISTERS,
-    DINOV3,
-    DPT,
-    FLAVA,
-    GIT,
-    INTERN_VIT,
-    INTERNVL,
-    JANUS,
+    KERNELS,
     LAYER,
-    MERGER,
-    MERGER_SETTINGS,
-    MERGERS,
+    NOT_OURS,
+    ON_THE_NORM,
     PATCHES,
-    POOLER_ROWS,
-    PROJECTION,
-    QIANFAN_OCR,
-    QWENS,
-    SAPIENS2,
-    SIGLIP,
-    SIGLIP2,
-    UNREAD_HEAD,
-    UNREAD_NORM,
+    PROBES,
     UNREAD_POOLER,
-    VIT_MAE,
-    VIT_MSN,
     Architecture,
-    intern_vit_in,
+    container_of,
+    original_in,
 )
 from .installed import STAND_INS, class_named, config_class
 from .pixels import processor_from_transformers, stock_processor, uncut
@@ -96,26 +74,6 @@ SILENT_ATTRIBUTES = {
 }  # fmt: skip
 # Attention implementations that differ only in the order of operations.
 ATTENTIONS = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
-# Classes that differ only in the kernel, which a setting selects.
-KERNELS = {
-    f"transformers.models.{module}{kind}SelfAttention": module
-    for module in ("beit.modeling_beit.Beit", "data2vec.modeling_data2vec_vision.Data2VecVision")
-    for kind in ("", "Sdpa")
-}
-# Towers whose names in files only the whole model's loader can read: the whole model's class, and its tower.
-LOADED_WHOLE = {
-    "altclip_vision_model": ("AltCLIPModel", "vision_model."),
-    "qianfan_ocr_vision": ("QianfanOCRModel", "vision_tower."),
-}
-# Classes whose configuration contains the tower's, with the type of the outer configuration.
-AROUND_TOWER = {
-    "SiglipForImageClassification": "siglip", "Siglip2ForImageClassification": "siglip2",
-    "CLIPForImageClassification": "clip", "MetaClip2ForImageClassification": "metaclip_2",
-}  # fmt: skip
-ROTATIONS = (
-    "DINOv3ViTRopePositionEmbedding", "Sapiens2RopePositionEmbedding", "PixtralVisionRotaryEmbedding",
-    "MLCDRotaryEmbedding", *(f"{name}VisionRotaryEmbedding" for name in QWENS),
-)  # fmt: skip
 SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
 # `model_type` of the models that open. timm's wrapper is read by the timm source.
 MODEL_TYPES = [*dict.fromkeys(one.family.model_type for one in ARCHITECTURES.values()), *COMPOSITES, "timm_wrapper"]
@@ -137,19 +95,12 @@ class TransformersFormat(Format):
     suffixes: tuple[str, ...] = ()
     opens: Mapping[str, Sequence[str]] = {"transformers.models": MODEL_TYPES}
     architectures = (*ARCHITECTURES, *CONTAINERS)
-    probes = (  # ViT's are the same as ours
-        Probes("embeddings.patch_embeddings", "encoder.layer.{}", "layernorm"),  # DINOv2
-        Probes("embeddings.patch_embeddings", "model.layer.{}", "norm"),  # DINOv3
-        Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # CLIP and SigLIP
-        Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # AIMv2, whose patches are normalised
-        Probes("patch_conv", "transformer.layers.{}", None),  # Pixtral
-        Probes("patch_embed", "blocks.{}", "merger"),  # Qwen3-VL
-    )
+    probes = PROBES
     heads = ("classifier", "cls_classifier", "distillation_classifier")
 
     def config_of_settings(self, settings: Mapping[str, Any]) -> PlainViTConfig | None:
         """Return our config of the model that a `config.json` describes, or of the only encoder in it."""
-        if (original := intern_vit_in(settings)) is not None:
+        if (original := original_in(settings)) is not None:
             return self.config_of_settings(original)
         if (outer := _other_type(settings)) is not None:
             towers = _towers_in(_read_config(CONFIG_MAPPING[outer], settings))
@@ -165,26 +116,11 @@ class TransformersFormat(Format):
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has the patch embeddings and the first block of one of the families."""
-        # Our patch embeddings have the same name as ViT's, our position table has not. AIMv2 may have no table.
-        theirs = (
-            "position_embeddings",
-            "position_embedding",
-            "position_embedding.weight",
-            "embeddings.rms_norm.weight",
-            "embeddings.patch_embeddings.weight",  # DINOv3, without a position table
-            "relative_position_bias_table",
-            ".lambda_1",  # BEiT and InternVL, which may have no positions at all
-            ".attention.attention.query.weight",  # BEiT without LayerScale
-            "embeddings.class_embedding",  # Qianfan-OCR without positions
-            ".attn.wq.weight",  # Sapiens2
-            "patch_conv.weight",  # Pixtral
-            MERGER,
-        )
         prefix, found = _prefix(names), set(names)
         # In some files (MSN, BEiT backbones), the blocks lack the prefix of the embeddings.
         first = {f"{place}{mark}{leaf}" for place in ("", prefix) for mark in _marks() for leaf in ("", ".weight")}
         has_block = not found.isdisjoint(first) or not any(".0." in name for name in names)  # or the model has no block
-        return prefix is not None and has_block and any(name.endswith(theirs) for name in names)
+        return prefix is not None and has_block and any(name.endswith(NOT_OURS) for name in names)
 
     def settings_of_others(self, settings: Mapping[str, Any]) -> str | None:
         """Return the type of a transformers model that plain-vit does not open, whatever its tensors are called."""
@@ -192,7 +128,7 @@ class TransformersFormat(Format):
 
     def models_inside(self, settings: Mapping[str, Any], tensors: StateDict) -> Mapping[str, Mapping[str, Any]]:
         """Return the vision towers of a model that does not open as a whole, such as LLaVA."""
-        if (original := intern_vit_in(settings)) is not None:
+        if (original := original_in(settings)) is not None:
             return dict.fromkeys(_prefixes(tensors), original)
         if (model_type := _other_type(settings)) is None:
             return {}
@@ -233,11 +169,11 @@ class TransformersFormat(Format):
         if not class_path(module).startswith("transformers.models.") or name not in LIVE:
             raise ExportError(f"{class_path(module)} is derived from a class of transformers: pass that itself")
         config, inferences, ignored = _describe(name, module.config.to_dict(), module.state_dict(), hints)
-        name = CONTAINERS[name].holds if name in CONTAINERS else name
+        name = container_of(name).holds
         with meta_device():
             rebuilt = self.build_module(config, name)
         if config.pooling == "cls" and getattr(module, "pooler", module) is None:
-            rebuilt.pooler = None  # type: ignore[assignment]  # BEiT's pooler for the class token has no weights
+            rebuilt.pooler = None  # type: ignore[assignment]  # a pooler of the class token may have no weights
         faults = [*_changed_parts(module, rebuilt), *_changed_values(module)]
         unread = ignored_names([fault.partition(" is ")[0] for fault in faults], ignored)
         if faults := [fault for fault in faults if fault.partition(" is ")[0] not in unread]:
@@ -357,7 +293,7 @@ class TransformersFormat(Format):
         on_disk, prefix = ("4.x" in words, "") if words else _names_in_modules(name)
         encoder = architecture.family.rows_of(config, on_disk)
         encoder = [replace(row, source=_prefixed(row.source, prefix)) for row in encoder]
-        return [*encoder, *architecture.head]
+        return [*encoder, *architecture.head.rows]
 
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
         """Build the source's own class from its `config.json`."""
@@ -369,13 +305,11 @@ class TransformersFormat(Format):
         tower = _tower_config(whole)
         whole.num_labels = config.num_labels or 0  # the caller may name other labels, or drop the classifier
         # Parts that the tensors show to exist or not, whatever config.json says: a tower may be saved without its head.
-        for setting in SHOWN_BY_TENSORS & _settings_for(config, architecture).keys():
-            setattr(tower, setting, _settings_for(config, architecture)[setting])
-        for setting, value in _unread_head(architecture).items():
+        shown = {name: value for name, value in _settings_for(config, architecture).items() if name in SHOWN_BY_TENSORS}
+        left_out = {name: getattr(type(tower)(), name) for name in architecture.family.left_out if hasattr(tower, name)}
+        for setting, value in {**shown, **architecture.settings, **left_out}.items():
             setattr(tower, setting, value)
-        for setting in MERGER_SETTINGS & vars(tower).keys():  # of layers whose tensors are left out
-            setattr(tower, setting, getattr(type(tower)(), setting))
-        return kind(whole if isinstance(whole, kind.config_class) else tower, **_options(config, architecture))
+        return kind(whole if isinstance(whole, kind.config_class) else tower, **architecture.head.options(config))
 
     def build_module(self, config: PlainViTConfig, layout: str | None) -> PreTrainedModel:
         """Build transformers' own model of this config, with random weights.
@@ -392,27 +326,17 @@ class TransformersFormat(Format):
         """Return tensors by the names of the module; transformers' own loader renames the tensors of a file."""
         name, *words = (layout or _class_for(config)).split()
         architecture = _architecture(name)
-        if words and architecture.family.model_type in LOADED_WHOLE:
-            return _loaded_whole(_recipe(config, name)[0], tensors)
-        if words:
-            beside = tuple(str(row.source) for row in architecture.head)
-            prefix = _names_in_modules(name)[1]
-            stored = {tensor if tensor.startswith(beside) else prefix + tensor: tensors[tensor] for tensor in tensors}
-            stored |= _unread_norm(name, config, next(iter(tensors.values())))
-            stored |= _fresh_mergers(name, config, next(iter(tensors.values())))
-            stock, options = _recipe(config, name)
-            loaded = class_named(name).from_pretrained(None, config=stock, state_dict=stored, **options)
-            return loaded.state_dict()
-        some = next(iter(tensors.values()))
-        added = {}  # tensors that the class always has
-        if architecture.family in (DINOV2_WITH_REGISTERS, DINOV3) and not config.use_mask_token:
-            axes = (1, 1) if architecture.family is DINOV3 else (1,)
-            added["mask_token"] = some.new_zeros(*axes, config.hidden_size)  # as initialized
-        if architecture.family in (DINOV3, SAPIENS2) and not config.num_register_tokens:
-            added["register_tokens"] = some.new_zeros(1, 0, config.hidden_size)
-        added = {f"{_names_in_modules(name)[1]}embeddings.{one}": added[one] for one in added}
-        added |= _fresh_mergers(name, config, some)
-        return {**tensors, **added, **_unread_norm(name, config, some)}
+        if words and architecture.family.loader is not None:
+            return _loaded_whole(_recipe(config, name)[0], tensors, *architecture.family.loader)
+        unread = _unread_tensors(name, config, next(iter(tensors.values())))
+        if not words:
+            return {**tensors, **unread}
+        beside = tuple(str(row.source) for row in architecture.head.rows)
+        prefix = _names_in_modules(name)[1]
+        stored = {tensor if tensor.startswith(beside) else prefix + tensor: tensors[tensor] for tensor in tensors}
+        stock, options = _recipe(config, name)
+        loaded = class_named(name).from_pretrained(None, config=stock, state_dict=stored | unread, **options)
+        return loaded.state_dict()
 
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
@@ -425,7 +349,7 @@ class TransformersFormat(Format):
         name = (layout or _class_for(config)).split()[0]
         if name in STAND_INS:
             raise ExportError(
-                f"{name} is code of its repository, which is not run: layout='InternVLVisionModel' writes a class of "
+                f"{name} is code of its repository, which is not run: layout={_class_for(config)!r} writes a class of "
                 "transformers with the same tokens"
             )
         processor = image_processor
@@ -468,7 +392,7 @@ def _changed_values(module: PreTrainedModel) -> list[str]:
         attention = getattr(own, "_attn_implementation", None)
         if attention not in ATTENTIONS:
             faults.append(f"{path}.config._attn_implementation is {attention!r}, which may compute anything")
-        if type(part).__name__ in ROTATIONS and not part.inv_freq.is_meta:
+        if hasattr(part, "inv_freq") and not part.inv_freq.is_meta:
             with torch.device("cpu"):
                 fresh = type(part)(own).inv_freq
             if not torch.equal(part.inv_freq.cpu(), fresh):
@@ -488,7 +412,7 @@ def _other_type(settings: Mapping[str, Any]) -> str | None:
     """Return the `model_type` of a `config.json` if it is of transformers, and of no model that opens as a whole."""
     model_type = settings.get("model_type")
     known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
-    is_around = model_type == DPT.model_type and settings.get("backbone_config") and not settings.get("is_hybrid")
+    is_around = settings.get("backbone_config") and not settings.get("is_hybrid")
     return str(model_type) if known and (model_type not in MODEL_TYPES or is_around) else None
 
 
@@ -511,8 +435,8 @@ def _prefixes(names: Collection[str]) -> set[str]:
 def _prefix(names: Collection[str]) -> str | None:
     """Return the prefix of the encoder; None if there is no encoder."""
     found = _prefixes(names)
-    if found == {""} and any(name.startswith("beit.layernorm.") for name in names):
-        return "beit."  # transformers saves a BeitBackbone with this prefix on the norm only
+    if found == {""}:
+        return next((one for one in ON_THE_NORM if any(name.startswith(f"{one}layernorm.") for name in names)), "")
     return found.pop() if len(found) == 1 else None
 
 
@@ -619,7 +543,7 @@ def _names_in_modules(name: str) -> tuple[bool, str]:
 
 def _layout_in_file(name: str, tensors: Collection[str]) -> str:
     """Return the layout of a class's file: its blocks have the names of 4.x or of current modules."""
-    held = CONTAINERS[name].holds if name in CONTAINERS else name
+    held = container_of(name).holds
     sources = (row.source for row in _architecture(held).family.on_disk)
     marks = [one.replace("{}", "0") for one in sources if isinstance(one, str) and "{}" in one]
     prefix = _prefix(tensors) or ""
@@ -642,8 +566,8 @@ def _describe(
         ExportError: lists every setting that plain-vit does not support.
         CheckpointError: for settings that contradict each other or the tensors.
     """
-    container = CONTAINERS.get(name)
-    architecture = ARCHITECTURES[container.holds if container else name]
+    container = container_of(name)
+    architecture = ARCHITECTURES[container.holds]
     whole = _read_config(config_class(name, settings["model_type"]), settings)
     family, said = architecture.family, whole.to_dict()
     outer = {}
@@ -661,7 +585,7 @@ def _describe(
     unknown |= {key: value for key, value in outer.items() if key not in BOOKKEEPING | declared}
     faults = [f"{key}={value!r}" for key, value in sorted(unknown.items()) if value]
     prefix = _prefix(tensors) or ""
-    ignored = [*architecture.ignored, *(container.ignored if container else ()), POSITION_COUNTERS]
+    ignored = [*architecture.ignored, *container.ignored, POSITION_COUNTERS]
     short = without_prefix(tensors, prefix, ignored)
     head, head_faults = _read_head(architecture, short, said)
     if faults := [*faults, *head_faults]:
@@ -671,7 +595,7 @@ def _describe(
         config = PlainViTConfig(**{**family.fields(said), **architecture.fields, **head, **labels})
     except ValueError as error:
         raise CheckpointError(f"config.json describes a model that plain-vit cannot be: {error}") from error
-    if architecture.masked:
+    if architecture.head.is_decoder:
         config.architectures = [MASKED]
     return config, _remarks(architecture, config, said), ignored
 
@@ -700,22 +624,9 @@ def _read_head(
     for name in ("classifier.weight", "cls_classifier.weight"):
         if name in tensors:
             fields["num_labels"] = tensors[name].shape[0]
-    if architecture.head is POOLER_ROWS and "pooler.dense.weight" in tensors:
-        fields |= {"representation_size": tensors["pooler.dense.weight"].shape[0]}
-        fields |= {"representation_act": settings.get("pooler_act", "tanh")}
-    if architecture.head is PROJECTION:
-        projection = tensors.get("visual_projection.weight")
-        fields |= {"representation_size": settings["projection_dim"] if projection is None else projection.shape[0]}
-        fields |= {"representation_act": "linear", "representation_bias": False}
-    if not architecture.head and "head.probe" in tensors:
-        fields["pooling"] = "map"
-    if not architecture.head and "head.cls_token" in tensors:
-        fields["pooling"] = "query"
-    if architecture.masked and settings["encoder_stride"] != settings["patch_size"]:
+    fields |= architecture.head.read(tensors, settings)
+    if architecture.head.is_decoder and settings["encoder_stride"] != settings["patch_size"]:
         faults = [f"encoder_stride={settings['encoder_stride']} beside patch_size={settings['patch_size']}"]
-    pools = architecture.family in (BEIT, DATA2VEC_VISION) and settings["use_mean_pooling"]
-    if pools and "pooler.layernorm.weight" not in tensors:
-        fields["final_norm"] = "none"
     faults += architecture.family.check(settings)
     for size in ("image_size", "patch_size"):
         if size in settings and architecture.family.square and len(set(pair(settings[size]))) > 1:
@@ -745,15 +656,14 @@ def _labels(config: PreTrainedConfig, num_labels: int, is_named: bool) -> dict[s
 
 def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mapping[str, Any]) -> list[Inference]:
     """Return remarks for the report: choices not determined by the source, and settings that only affect training."""
-    remarks = []
-    unpooled = architecture.head is POOLER_ROWS and config.representation_size is None
-    unpooled |= not architecture.head and (architecture.family in UNPOOLED or config.pooling == "mean")
-    if unpooled:
-        there = "returns its first patch, normalised twice" if architecture.family is JANUS else "pools nothing"
-        remarks.append(Inference("pooling", config.pooling, f"what is usual for the family: this model {there}"))
+    remarks, family, head = [], architecture.family, architecture.head
+    unpooled = head.is_optional and config.representation_size is None
+    if unpooled or (not head.rows and (family.pools or config.pooling == "mean")):
+        there = f"what is usual for the family: this model {family.pools or 'pools nothing'}"
+        remarks.append(Inference("pooling", config.pooling, there))
     if architecture.fields.get("num_register_tokens"):
         remarks.append(Inference("num_register_tokens", 1, "the distillation token, which no head of this class reads"))
-    if config.drop_path_rate and architecture.family not in (BEIT, DATA2VEC_VISION, QIANFAN_OCR, INTERN_VIT):
+    if config.drop_path_rate and not family.drop_path_rises:
         rate = "drop_path_rate, which there is that of every block, and here that of the last"
         remarks.append(Inference("drop_path_rate", config.drop_path_rate, rate))
     if config.hidden_dropout_prob:
@@ -766,8 +676,6 @@ def _remarks(architecture: Architecture, config: PlainViTConfig, settings: Mappi
 
 # Models that a class can represent
 
-INTERN = (INTERNVL, QIANFAN_OCR, INTERN_VIT)
-UNPOOLED = (VIT_MSN, VIT_MAE, GIT, INTERNVL, QIANFAN_OCR)
 REMEDY = " (settings that only affect training, such as drop_path_rate, can be set to 0 in the model's config first)"
 
 
@@ -795,13 +703,13 @@ def _lost(config: PlainViTConfig, architecture: Architecture) -> list[str]:
     family = architecture.family
     sizes = {name: getattr(config, name) for name in ("image_size", "patch_size")}
     faults = [f"{name}={size} (there a square)" for name, size in sizes.items() if not isinstance(size, int)]
-    if faults and (family.square or architecture.masked):
+    if faults and (family.square or architecture.head.is_decoder):
         return faults
     faults = []
-    if architecture.masked and config.reconstruction_target != "pixels":
+    if architecture.head.is_decoder and config.reconstruction_target != "pixels":
         faults.append(f"reconstruction_target={config.reconstruction_target!r} (there it would be 'pixels')")
-    if family is SIGLIP2 and config.position_resampling != "bilinear_antialias":
-        faults.append(f"position_resampling={config.position_resampling!r} (there it would be 'bilinear_antialias')")
+    if family.many_sizes and config.position_resampling != (there := family.fixed["position_resampling"]):
+        faults.append(f"position_resampling={config.position_resampling!r} (there it would be {there!r})")
     settings = _settings_for(config, architecture)
     fields = {**family.fields(settings), **architecture.fields, **_equal_fields(config, architecture)}
     return [*faults, *lost_fields(config, lambda: PlainViTConfig(**{**fields, "num_labels": config.num_labels}))]
@@ -817,43 +725,32 @@ def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[s
     if lost := _lost(config, architecture):
         raise ExportError(f"transformers' {name} cannot represent this model{REMEDY}:", lost)
     stock = config_class(name, architecture.family.model_type)(**_settings_for(config, architecture))
-    if name in AROUND_TOWER:
-        inside = {**stock.to_dict(), **_unread_head(architecture)}
-        stock = config_class(name, AROUND_TOWER[name])(vision_config=inside)
+    if not isinstance(stock, own := class_named(name).config_class):
+        stock = own(vision_config={**stock.to_dict(), **architecture.settings})
     if config.num_labels:
         stock.id2label, stock.label2id = copy.copy(config.id2label), copy.copy(config.label2id)
         stock.problem_type = config.problem_type
     else:
         stock.num_labels = 0
-    return stock, _options(config, architecture)
+    return stock, architecture.head.options(config)
 
 
-def _unread_head(architecture: Architecture) -> dict[str, Any]:
-    """Return the setting that omits a pooling head that the logits do not depend on."""
-    return {"vision_use_head": False} if architecture.ignored is UNREAD_HEAD else {}
+def _unread_tensors(name: str, config: PlainViTConfig, like: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the initial values of the tensors that a class always has but the outputs of this model do not depend on.
+
+    They are a mask token or register tokens that this model lacks, a norm that the logits do not depend on, and layers
+    that merge the tokens for a language model.
+    """
+    stock, options = _recipe(config, name)
+    setattr(_tower_config(stock), _architecture(name).family.settings["num_hidden_layers"], 0)
+    fresh = class_named(name)(stock, **options).state_dict()
+    made = sources_of(TRANSFORMERS.rows(config, name), empty_model(config).state_dict())
+    read = {source for sources in made.values() for source in sources}
+    return {one: fresh[one].to(like) for one in fresh if one not in read}
 
 
-def _unread_norm(name: str, config: PlainViTConfig, like: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the initial values of a norm that the class always has but its logits do not depend on."""
-    if _architecture(name).ignored is not UNREAD_NORM:
-        return {}
-    norm, width = f"{_names_in_modules(name)[1]}post_layernorm", config.hidden_size
-    return {f"{norm}.weight": like.new_ones(width), f"{norm}.bias": like.new_zeros(width)}
-
-
-def _fresh_mergers(name: str, config: PlainViTConfig, like: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the initial values of the layers of a class that merge the tokens for a language model."""
-    if _architecture(name).ignored is not MERGERS:
-        return {}
-    stock, _ = _recipe(config, name)
-    stock.depth = 0
-    fresh = class_named(name)(stock).state_dict()
-    return {one: fresh[one].to(like) for one in ignored_names(fresh, MERGERS)}
-
-
-def _loaded_whole(stock: PreTrainedConfig, tensors: StateDict) -> StateDict:
+def _loaded_whole(stock: PreTrainedConfig, tensors: StateDict, name: str, tower: str) -> StateDict:
     """Return a tower's tensors as the whole model's loader renames them, with a tiny text model."""
-    name, tower = LOADED_WHOLE[stock.model_type]
     kind = class_named(name)
     text = {"vocab_size": 4, "hidden_size": 2, "intermediate_size": 2, "num_hidden_layers": 1, "num_attention_heads": 1}
     whole = kind.config_class(vision_config=stock.to_dict(), text_config=text)
@@ -862,17 +759,6 @@ def _loaded_whole(stock: PreTrainedConfig, tensors: StateDict) -> StateDict:
     stored |= {tower + re.sub(r"attn\.(?=[qk]_norm)", "attention.", tensor): tensors[tensor] for tensor in tensors}
     loaded = kind.from_pretrained(None, config=whole, state_dict=stored).state_dict()
     return {tensor.removeprefix(tower): loaded[tensor] for tensor in loaded if tensor.startswith(tower)}
-
-
-def _options(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
-    """Return the constructor arguments of a class other than its configuration."""
-    if architecture.family in (BEIT, DATA2VEC_VISION) and not architecture.head:
-        return {"add_pooling_layer": config.final_norm != "none"}
-    if architecture.head is not POOLER_ROWS:
-        return {}
-    pooled = {"add_pooling_layer": config.representation_size is not None}
-    by_setting = architecture.family in (FLAVA, DPT)
-    return pooled if by_setting else {**pooled, "use_mask_token": config.use_mask_token}
 
 
 def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
@@ -888,43 +774,15 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
     reads_class_token = (
         architecture.fields.get("pooling", family.fixed.get("pooling", "cls")) == config.pooling == "cls"
     )
-    if architecture.head is CLASSIFIER and reads_class_token and config.final_norm == "after_pooling":
+    is_classifier = [row.source for row in architecture.head.rows] == ["classifier"]
+    if is_classifier and reads_class_token and config.final_norm == "after_pooling":
         equal["final_norm"] = "after_pooling"  # equal, because each token is normalised by itself
-    if family is FLAVA:
-        equal |= {
-            "representation_size": config.representation_size and config.hidden_size,
-            "representation_act": "tanh",
-        }
-    elif architecture.head is POOLER_ROWS:
-        equal |= {"representation_size": config.representation_size, "representation_act": config.representation_act}
-    if architecture.head is PROJECTION and config.representation_size:
-        equal |= {"representation_size": config.representation_size, "representation_act": "linear"}
-        equal |= {"representation_bias": False}
-    if architecture.masked:
-        equal["use_mask_token"] = True
-    elif family in (DINOV2, DINOV2_WITH_REGISTERS, DINOV3, *INTERN) or (
-        architecture.head is POOLER_ROWS and family not in (FLAVA, DPT)
-    ):
-        equal["use_mask_token"] = config.use_mask_token
-    if family in (BEIT, DATA2VEC_VISION) and not architecture.head and config.pooling == "mean":
-        equal["final_norm"] = config.final_norm if config.final_norm == "none" else "after_pooling"
-    if family in INTERN and config.final_norm == "none":  # the class returns tokens alone
-        equal["pooling"] = config.pooling
-    if not architecture.head and (family, config.pooling) in ((SIGLIP, "map"), (SIGLIP2, "map"), (AIMV2, "query")):
-        equal["pooling"] = config.pooling
-    return equal
+    return {**equal, **architecture.head.any_value(config)}
 
 
 def _settings_for(config: PlainViTConfig, architecture: Architecture) -> dict[str, Any]:
     """Return the settings of the class closest to our model."""
-    settings = architecture.family.settings_for(config)
-    if architecture.head is POOLER_ROWS and config.representation_size and architecture.family is not FLAVA:
-        settings |= {"pooler_output_size": config.representation_size, "pooler_act": config.representation_act}
-    if architecture.head is PROJECTION and config.representation_size:
-        settings["projection_dim"] = config.representation_size
-    if architecture.masked:
-        settings["encoder_stride"] = config.patch_size
-    return settings
+    return {**architecture.family.settings_for(config), **architecture.head.write(config)}
 
 
 TRANSFORMERS = TransformersFormat()
