@@ -462,7 +462,7 @@ def test_a_head_count_other_than_timms_usual_width_is_read_off_the_module() -> N
 
 @pytest.mark.parametrize("width", [29, 56, 96, 173, 1152, 1664])
 def test_every_width_of_the_mlp_survives_timms_ratio(width: int) -> None:
-    from plain_vit.conversion.sources.timm.arguments import ratio_of
+    from plain_vit.conversion.tables.infer import ratio_of
 
     assert all(int(width * ratio_of(inner, width)) == inner for inner in range(1, 6 * width))
 

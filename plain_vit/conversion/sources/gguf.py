@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import CheckpointError, ExportError, UnknownFormatError
@@ -21,7 +20,7 @@ from ...files.gguf import save_gguf, store_tensors
 from ...files.reading import read_checkpoint
 from ..tables.compare_modules import lost_fields
 from ..tables.engine import ADD_TWO_AXES, Row, revert, sources_of
-from ..tables.format import Description, Format, Hints, Inference, StateDict
+from ..tables.format import Description, FileFormat, Hints, Inference, StateDict
 from ..tables.infer import square_grid
 from ..tables.pixels import default_processor
 
@@ -96,7 +95,7 @@ ACTS = {
 NO_ACT = "llama.cpp, for a file with neither clip.use_gelu nor clip.use_silu"
 
 
-class GgufFormat(Format):
+class GgufFormat(FileFormat):
     """The `mmproj` files of llama.cpp.
 
     A layout is the type of the projector, and `SWAPPED` if the MLP has the names of the first converter.
@@ -104,6 +103,8 @@ class GgufFormat(Format):
 
     name = "gguf"
     suffixes: tuple[str, ...] = (".gguf",)
+    not_opened = "llama.cpp's models are no torch modules: open their .gguf file with from_checkpoint"
+    not_built = 'llama.cpp has no torch modules: use to_checkpoint for a file, or to_module(model, "timm")'
 
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether the tensors have the names of a vision tower."""
@@ -114,14 +115,6 @@ class GgufFormat(Format):
         if "token_embd.weight" in names:
             return "a language model of llama.cpp: give the mmproj file beside it"
         return "another tower of llama.cpp" if any(name.startswith(("v.", "a.blk.")) for name in names) else None
-
-    def matches_module(self, module: nn.Module) -> bool:
-        """Return False: llama.cpp's models are not torch modules."""
-        return False
-
-    def describe_module(self, module: nn.Module, hints: Hints) -> Description:
-        """Refuse: there is no torch module of this format."""
-        raise ExportError("llama.cpp's models are no torch modules: open their .gguf file with from_checkpoint")
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
         """Read the configuration from the settings of the file, and compare it with the tensors.
@@ -163,10 +156,6 @@ class GgufFormat(Format):
         """Return the table of tensors."""
         up, down = (DOWN, UP) if SWAPPED in (layout or "").split() else (UP, DOWN)
         return [*ROWS, Row(up, f"{LAYER}.mlp.fc1"), Row(down, f"{LAYER}.mlp.fc2")]
-
-    def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
-        """Refuse: there is no torch module of this format."""
-        raise ExportError('llama.cpp has no torch modules: use to_checkpoint for a file, or to_module(model, "timm")')
 
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None

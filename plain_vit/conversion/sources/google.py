@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from ...configuration_plain_vit import PlainViTConfig, stem_stride
 from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError
 from ...files.npz import save_npz
 from ...image_processing_plain_vit import PlainViTImageProcessor
 from ..tables.compare_modules import lost_fields
-from ..tables.engine import DROP_FIRST_AXIS, UNSTACK, Row, Transform, each, revert, then
-from ..tables.format import Description, Format, Hints, Inference, StateDict, pair
+from ..tables.engine import DROP_FIRST_AXIS, IDENTITY, TRANSPOSED, UNSTACK, Row, Transform, each, revert, then
+from ..tables.format import Description, FileFormat, Hints, Inference, StateDict, pair
 from ..tables.infer import size_fault, square_grid
 from ..tables.pixels import default_processor
 from .timm.pixels import processor_from_timm
@@ -144,12 +142,6 @@ class Layout:
 
 # Tensors
 
-INPUTS_LAST = each(
-    "INPUTS_LAST",
-    lambda kernel, config: kernel.mT,
-    lambda weight, config: weight.mT,
-)
-
 # (rows, columns, inputs, outputs) in the source.
 CHANNELS_FIRST = each(
     "CHANNELS_FIRST",
@@ -186,32 +178,30 @@ FLATTEN = each(
 
 def dense_rows(source: str, ours: str, stacked: bool = False) -> list[Row]:
     """Return the rows of one dense layer, optionally stacked over all layers."""
-    return _rows(source, ours, {"kernel": ("weight", INPUTS_LAST), "bias": ("bias", None)}, stacked)
+    return _rows(source, ours, {"kernel": ("weight", TRANSPOSED), "bias": ("bias", IDENTITY)}, stacked)
 
 
 def norm_rows(source: str, ours: str, stacked: bool = False) -> list[Row]:
     """Return the rows of one norm, optionally stacked over all layers."""
-    return _rows(source, ours, {"scale": ("weight", None), "bias": ("bias", None)}, stacked)
+    return _rows(source, ours, {"scale": ("weight", IDENTITY), "bias": ("bias", IDENTITY)}, stacked)
 
 
 def attention_rows(source: str, ours: str, stacked: bool = False) -> list[Row]:
     """Return the rows of one attention, optionally stacked over all layers."""
     inputs = {"kernel": ("weight", FROM_HEADS), "bias": ("bias", BIAS_FROM_HEADS)}
-    rows = _rows(f"{source}/out", f"{ours}.o_proj", {"kernel": ("weight", JOIN_HEADS), "bias": ("bias", None)}, stacked)
+    output = {"kernel": ("weight", JOIN_HEADS), "bias": ("bias", IDENTITY)}
+    rows = _rows(f"{source}/out", f"{ours}.o_proj", output, stacked)
     for name in ("query", "key", "value"):
         rows += _rows(f"{source}/{name}", f"{ours}.{name[0]}_proj", inputs, stacked)
     return rows
 
 
-def _rows(source: str, ours: str, leaves: Mapping[str, tuple[str, Transform | None]], stacked: bool) -> list[Row]:
+def _rows(source: str, ours: str, leaves: Mapping[str, tuple[str, Transform]], stacked: bool) -> list[Row]:
     """Return one row per tensor of a module, optionally stacked along a first axis."""
-    rows = []
-    for theirs, (leaf, transform) in leaves.items():
-        if stacked:
-            transform = UNSTACK if transform is None else then(UNSTACK, transform)
-        names = (f"{source}/{theirs}", f"{ours}.{leaf}")
-        rows.append(Row(*names) if transform is None else Row(*names, transform))
-    return rows
+    return [
+        Row(f"{source}/{theirs}", f"{ours}.{leaf}", then(UNSTACK, transform) if stacked else transform)
+        for theirs, (leaf, transform) in leaves.items()
+    ]
 
 
 def block_rows(layout: Layout) -> list[Row]:
@@ -239,7 +229,7 @@ def stem_rows(config: PlainViTConfig, layout: Layout) -> list[Row]:
                 parts[f"{there}/conv{n}", f"{there}/gn{n}"] = f"{here}.conv{n}", f"{here}.norm{n}"
             if unit == 0:
                 parts[f"{there}/conv_proj", f"{there}/gn_proj"] = f"{here}.shortcut.0", f"{here}.shortcut.1"
-    gain = FLATTEN if layout.flat_gains else None
+    gain = FLATTEN if layout.flat_gains else IDENTITY
     rows = []
     for (their_conv, their_norm), (conv, norm) in parts.items():
         rows += _rows(their_conv, conv, {"kernel": ("weight", CHANNELS_FIRST)}, False)
@@ -270,11 +260,16 @@ def rows_of(config: PlainViTConfig, layout: Layout) -> list[Row]:
 # Checkpoints
 
 
-class GoogleFormat(Format):
+class GoogleFormat(FileFormat):
     """The `.npz` files of Google's JAX code."""
 
     name = "google"
     suffixes: tuple[str, ...] = (".npz",)
+    not_opened = "Google's models are JAX programs: open their .npz file with from_checkpoint"
+    not_built = (
+        "Google's models are JAX programs without a torch module: use to_checkpoint for an .npz file, "
+        'or to_module(model, "timm")'
+    )
     heads = tuple(f"{prefix}head" for prefix in PREFIXES)
 
     def matches_names(self, names: Collection[str]) -> bool:
@@ -283,14 +278,6 @@ class GoogleFormat(Format):
             f"{prefix}embedding/kernel" in names and f"{prefix}Transformer/encoder_norm/scale" in names
             for prefix in PREFIXES
         )
-
-    def matches_module(self, module: nn.Module) -> bool:
-        """Return False: Google's models are not torch modules."""
-        return False
-
-    def describe_module(self, module: nn.Module, hints: Hints) -> Description:
-        """Refuse: there is no torch module of this format."""
-        raise ExportError("Google's models are JAX programs: open their .npz file with from_checkpoint")
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
         """Read the configuration from the names and shapes.
@@ -354,13 +341,6 @@ class GoogleFormat(Format):
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the table of tensors."""
         return rows_of(config, Layout.to_write(config, layout))
-
-    def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
-        """Refuse: there is no torch module of this format."""
-        raise ExportError(
-            "Google's models are JAX programs without a torch module: use to_checkpoint for an .npz file, "
-            'or to_module(model, "timm")'
-        )
 
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None

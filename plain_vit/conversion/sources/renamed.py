@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError, UnknownFormatError, few
@@ -33,6 +32,7 @@ from ..tables.format import (
     SCALES,
     UNSEEN,
     Description,
+    FileFormat,
     Format,
     Hints,
     Inference,
@@ -50,7 +50,7 @@ SEQUENCE_FIRST = each(
 
 
 @dataclass(frozen=True, eq=False)
-class RenamedFormat(Format):
+class RenamedFormat(FileFormat):
     """A code base whose models are those of another source under other names.
 
     Attributes:
@@ -100,18 +100,6 @@ class RenamedFormat(Format):
         """Return none: a classifier has the names of a table, or else `describe_checkpoint` refuses it."""
         return []
 
-    def matches_module(self, module: nn.Module) -> bool:
-        """Return False: live modules of these code bases do not open."""
-        return False
-
-    def describe_module(self, module: nn.Module, hints: Hints) -> Description:
-        """Refuse a live module.
-
-        Raises:
-            ExportError: always.
-        """
-        raise ExportError(f"live modules of {self.name} do not open: save the state dict, and open the file")
-
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
         """Read the configuration of a state dict as the other source does, with the settings fixed in code.
 
@@ -145,14 +133,6 @@ class RenamedFormat(Format):
         layout = layout or next(iter(self.tables))
         table = {row.targets[0]: row for row in self.tables[layout]}
         return [renamed for row in self.base.rows(config, layout) for renamed in _renamed(row, table)]
-
-    def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
-        """Refuse to build a module.
-
-        Raises:
-            ExportError: always.
-        """
-        raise ExportError(f"plain-vit builds no live modules of {self.name}: write its state dict with to_checkpoint")
 
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None

@@ -183,6 +183,12 @@ def _same(value: Any, other: Any) -> bool:
     return value == other
 
 
+def uneven_heads(config: PlainViTConfig) -> list[str]:
+    """Return that the heads do not add up to the width of a model; nothing if they do."""
+    heads, head_dim, width = config.num_attention_heads, config.head_dim or 0, config.hidden_size
+    return [] if heads * head_dim == width else [f"{heads} heads of {config.head_dim} in a width of {width}"]
+
+
 def lost_fields(config: PlainViTConfig, read_back: Callable[[], PlainViTConfig]) -> list[str]:
     """Return the fields of a config that a round trip through a target changes.
 

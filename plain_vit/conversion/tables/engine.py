@@ -351,6 +351,16 @@ def inverse(name: str, transform: Transform) -> Transform:
 SPLIT_QKV = split("SPLIT_QKV", 3)  # query, key and value
 SPLIT_KV = split("SPLIT_KV", 2)  # key and value
 
+
+def in_proj_rows(source: str, ours: str) -> list[Row]:
+    """Return the rows of torch's MultiheadAttention, or of an attention with the same names."""
+    fused = [
+        Row(f"{source}.in_proj_{leaf}", tuple(f"{ours}.{name}_proj.{leaf}" for name in "qkv"), SPLIT_QKV)
+        for leaf in ("weight", "bias")
+    ]
+    return [*fused, Row(f"{source}.out_proj", f"{ours}.o_proj")]
+
+
 # The source stacks the tensors of all layers along a first axis, as `nn.scan` of flax does.
 UNSTACK = Transform(
     "UNSTACK",
@@ -372,6 +382,9 @@ ADD_TWO_AXES = each(
     lambda token, config: token[None, None],
     lambda token, config: token[0, 0],
 )
+
+# A matrix that multiplies features from the right.
+TRANSPOSED = each("TRANSPOSED", lambda matrix, config: matrix.mT, lambda weight, config: weight.mT)
 
 # A dense layer on the pixels of a patch (row, column, channel) is a convolution whose stride is its kernel size.
 PIXELS_TO_KERNEL = each(

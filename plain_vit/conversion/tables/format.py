@@ -169,6 +169,25 @@ class Hints:
             return self.attention_scale
         return {"head_dim**-0.5": head_dim, "hidden_size**-0.5": hidden_size}[self.attention_scale] ** -0.5
 
+    def heads_in(self, width: int, shown: int | None = None) -> tuple[int | None, list["Inference"]]:
+        """Return the number of heads, and where it is from if the caller gives only their width.
+
+        Args:
+            width: Width of all heads.
+            shown: The number of heads that the tensors show, if they do.
+
+        Raises:
+            CheckpointError: The heads do not divide the width.
+        """
+        heads, inferences = self.num_attention_heads if shown is None else shown, []
+        if heads is None and self.head_dim is not None:
+            heads = max(1, width // self.head_dim)
+            source = f"head_dim {self.head_dim} in a width of {width}"
+            inferences.append(Inference("num_attention_heads", heads, source))
+        if heads is not None and (heads < 1 or width % heads):
+            raise CheckpointError(f"{heads} heads do not divide the width {width}: expected a divisor of it")
+        return heads, inferences
+
 
 HINTS = tuple(hint.name for hint in fields(Hints))
 
@@ -502,6 +521,38 @@ class Format(ABC):
             ExportError: The format has no such copies, or the model there is another one.
         """
         raise ExportError(f"{self.name} writes whole checkpoints: omit into={str(whole)!r}")
+
+
+class FileFormat(Format):
+    """A source of files alone, whose models are no torch modules that open.
+
+    Attributes:
+        not_opened: What the error for a live module says; `{name}` is the name of the format.
+        not_built: What the error of `to_module` says.
+    """
+
+    not_opened = "live modules of {name} do not open: save the state dict, and open the file"
+    not_built = "plain-vit builds no live modules of {name}: write its state dict with to_checkpoint"
+
+    def matches_module(self, module: nn.Module) -> bool:
+        """Return False: there are no live modules."""
+        return False
+
+    def describe_module(self, module: nn.Module, hints: Hints) -> Description:
+        """Refuse a live module.
+
+        Raises:
+            ExportError: always.
+        """
+        raise ExportError(self.not_opened.format(name=self.name))
+
+    def build_module(self, config: PlainViTConfig, layout: str | None) -> nn.Module:
+        """Refuse to build a module.
+
+        Raises:
+            ExportError: always.
+        """
+        raise ExportError(self.not_built.format(name=self.name))
 
 
 class NamedFormat(Format):

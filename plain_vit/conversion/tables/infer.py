@@ -44,11 +44,15 @@ def image_sizes(patches: int, patch_size: tuple[int, int]) -> list[tuple[int, in
     return [] if grid is None else [(grid[0] * patch_size[0], grid[1] * patch_size[1])]
 
 
+def patches_in(size: int | Sequence[int], patch_size: tuple[int, int]) -> int:
+    """Return the number of patches of an image, without partial patches."""
+    return math.prod(pixels // patch for pixels, patch in zip(pair(size), patch_size, strict=True))
+
+
 def size_fault(size: tuple[int, int], patch_size: tuple[int, int], patches: Sequence[int]) -> str | None:
     """Return an error message if an image of this size has none of these numbers of patches, otherwise None."""
     (height, width), (patch_height, patch_width) = size, patch_size
-    count = (height // patch_height) * (width // patch_width)
-    if count in patches:
+    if (count := patches_in(size, patch_size)) in patches:
         return None
     expected = " or ".join(map(str, patches))
     for stride in range(min(patch_size) - 1, 0, -1):
@@ -61,6 +65,12 @@ def size_fault(size: tuple[int, int], patch_size: tuple[int, int], patches: Sequ
         f"image_size={size} has {count} patches of {patch_size}, and the positions are of {expected}: correct "
         "image_size"
     )
+
+
+def ratio_of(width: int, hidden_size: int) -> float:
+    """Return a ratio from which a source that rounds down computes exactly this width."""
+    ratio = width / hidden_size
+    return ratio if int(hidden_size * ratio) == width else (width + 0.5) / hidden_size
 
 
 def pair(size: int | Sequence[int]) -> tuple[int, int]:

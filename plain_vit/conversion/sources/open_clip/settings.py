@@ -8,8 +8,9 @@ from typing import Any
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import CheckpointError, ExportError
-from ...tables.compare_modules import lost_fields
+from ...tables.compare_modules import lost_fields, uneven_heads
 from ...tables.data_files import data_file
+from ...tables.infer import ratio_of
 
 EPS = 1e-5  # of torch's LayerNorm
 
@@ -130,12 +131,6 @@ def mlp_width(settings: Mapping[str, Any]) -> int:
     return int(settings["width"] * settings["mlp_ratio"])
 
 
-def ratio_of(inner: int, width: int) -> float:
-    """Return a ratio from which open_clip computes exactly this inner width of the MLP."""
-    ratio = inner / width
-    return ratio if int(width * ratio) == inner else (inner + 0.5) / width
-
-
 def config_of(settings: Mapping[str, Any]) -> PlainViTConfig:
     """Return our config of a native tower.
 
@@ -181,9 +176,7 @@ def settings_for(config: PlainViTConfig) -> dict[str, Any]:
     Raises:
         ExportError: lists every part of the model that open_clip's VisionTransformer cannot represent.
     """
-    width, faults = config.hidden_size, []
-    if (config.head_dim or 0) * config.num_attention_heads != width:
-        faults = [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {width}"]
+    width = config.hidden_size
     poolings = {ours: theirs for theirs, ours in POOLINGS.items()}
     settings = {
         **DEFAULTS,
@@ -197,6 +190,6 @@ def settings_for(config: PlainViTConfig) -> dict[str, Any]:
         "pool_type": poolings.get(config.pooling, "tok"),
         "final_ln_after_pool": config.final_norm == "after_pooling",
     }
-    if faults := [*faults, *lost_fields(config, lambda: config_of(settings))]:
+    if faults := [*uneven_heads(config), *lost_fields(config, lambda: config_of(settings))]:
         raise ExportError("open_clip's VisionTransformer cannot represent this model:", faults)
     return settings

@@ -14,7 +14,7 @@ from torch import nn
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import CheckpointError, ExportError
 from ...tables.compare_modules import class_path
-from ...tables.engine import ADD_TWO_AXES, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, each, revert
+from ...tables.engine import IDENTITY, KERNEL_TO_PIXELS, Row, revert
 from ...tables.format import Description, Hints, Inference, NamedFormat, Probes, StateDict, write_state_dict
 from ..timm.eva import originals
 from ..timm.source import TIMM
@@ -42,31 +42,14 @@ BESIDE = (
     *((name, "a setting of OpenAI's model") for name in ("input_resolution", "context_length", "vocab_size")),
 )
 
-# A matrix that multiplies features from the right.
-TRANSPOSED = each("TRANSPOSED", lambda matrix, config: matrix.T, lambda weight, config: weight.T)
-
-BLOCK, LAYER = "transformer.resblocks.{}", "vit.layers.{}"
-QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
+BLOCK, LAYER = originals.RESBLOCK, originals.LAYER
 ROWS = [
-    Row("class_embedding", "vit.embeddings.cls_token", ADD_TWO_AXES),
-    Row("positional_embedding", "vit.embeddings.position_embeddings.weight"),
-    Row("ln_pre", "vit.embeddings.norm"),
-    Row(f"{BLOCK}.ln_1", f"{LAYER}.layernorm_before"),
-    Row(f"{BLOCK}.attn.in_proj_weight", tuple(f"{name}.weight" for name in QKV), SPLIT_QKV),
-    Row(f"{BLOCK}.attn.in_proj_bias", tuple(f"{name}.bias" for name in QKV), SPLIT_QKV),
+    *originals.CLIP_ROWS,
     Row(f"{BLOCK}.attn.ln_q", f"{LAYER}.attention.q_norm"),
     Row(f"{BLOCK}.attn.ln_k", f"{LAYER}.attention.k_norm"),
     Row(f"{BLOCK}.attn.ln_inner", f"{LAYER}.attention.norm"),
-    Row(f"{BLOCK}.attn.out_proj", f"{LAYER}.attention.o_proj"),
-    Row(f"{BLOCK}.ls_1.gamma", f"{LAYER}.layer_scale1.weight"),
-    Row(f"{BLOCK}.ln_2", f"{LAYER}.layernorm_after"),
-    Row(f"{BLOCK}.mlp.c_fc", f"{LAYER}.mlp.fc1"),
     Row(f"{BLOCK}.mlp.ln", f"{LAYER}.mlp.norm"),
-    Row(f"{BLOCK}.mlp.c_proj", f"{LAYER}.mlp.fc2"),
-    Row(f"{BLOCK}.ls_2.gamma", f"{LAYER}.layer_scale2.weight"),
-    Row("ln_post", "vit.layernorm"),
-    Row("ln_post", "vit.pooled_layernorm"),  # our model has one of the two
-    Row("proj", "vit.representation.0.weight", TRANSPOSED),
+    Row("ln_post", "vit.pooled_layernorm"),  # our model has this norm, or the one of the rows above
 ]
 KERNEL = ("conv1.weight", "vit.embeddings.patch_embeddings.projection.weight")
 

@@ -11,7 +11,7 @@ from ....configuration_plain_vit import PlainViTConfig
 from ....errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError
 from ...tables.compare_modules import class_path, differences, epsilon_of, meta_device
 from ...tables.format import Description, Hints, Inference, StateDict, unused_hints
-from ...tables.infer import head_counts, image_sizes, pair, size_fault, square_grid
+from ...tables.infer import head_counts, image_sizes, pair, patches_in, ratio_of, size_fault, square_grid
 from .settings import (
     ACTIVATIONS,
     DEFAULTS,
@@ -22,7 +22,6 @@ from .settings import (
     config_of,
     is_trunk,
     mlp_width,
-    ratio_of,
     settings_for,
     vision_settings,
 )
@@ -108,24 +107,19 @@ def describe_by_settings(
     size, patch_size = config.image_shape, config.patch_shape
     if hints.image_size is not None:
         size = pair(hints.image_size)
-    elif _count(size, patch_size) != patches and resizes and (grid := square_grid(patches)):
+    elif patches_in(size, patch_size) != patches and resizes and (grid := square_grid(patches)):
         size = grid[0] * patch_size[0], grid[1] * patch_size[1]
         whose = f"the {patches} positions of the patches; open_clip resizes them for {settings['image_size']} pixels"
         inferences.append(Inference("image_size", size, whose))
     if hints.image_size is not None and (fault := size_fault(size, patch_size, [patches])):
         raise CheckpointError(fault)
-    if _count(size, patch_size) != patches:
+    if patches_in(size, patch_size) != patches:
         raise AmbiguousCheckpointError(
             f"{whence} describes a model for {size} pixels, and positional_embedding has {patches} positions of "
             "patches: the size of its images is open",
             {"image_size": image_sizes(patches, patch_size)},
         )
     return Description(config_of({**settings, "image_size": size}), inferences=inferences)
-
-
-def _count(size: tuple[int, int], patch_size: tuple[int, int]) -> int:
-    """Return the number of patches of an image."""
-    return (size[0] // patch_size[0]) * (size[1] // patch_size[1])
 
 
 def describe_by_hints(tensors: StateDict, hints: Hints) -> Description:
@@ -142,17 +136,13 @@ def describe_by_hints(tensors: StateDict, hints: Hints) -> Description:
     width, patch_size = found["width"], found["patch_size"]
     patches = tensors["positional_embedding"].shape[0] - 1
     inferences = [Inference("attention_scale", "head_dim**-0.5", "open_clip's attention, the only value there")]
-    heads, open_ = hints.num_attention_heads, {}
+    shown = None
     if found["qk_norm"]:
         head_dim = tensors[f"{BLOCK.format(0)}.attn.ln_q.weight"].shape[0]
-        heads = width // head_dim
-        inferences.append(Inference("num_attention_heads", heads, f"a query norm of {head_dim} in a width of {width}"))
-    elif heads is None and hints.head_dim is not None:
-        heads = max(1, width // hints.head_dim)
-        source = f"head_dim {hints.head_dim} in a width of {width}"
-        inferences.append(Inference("num_attention_heads", heads, source))
-    if heads is not None and width % heads:
-        raise CheckpointError(f"{heads} heads do not divide the width {width}: expected a divisor of it")
+        shown = width // head_dim
+        inferences.append(Inference("num_attention_heads", shown, f"a query norm of {head_dim} in a width of {width}"))
+    heads, settled = hints.heads_in(width, shown)
+    inferences += settled
     choices: dict[str, Sequence[object]] = {
         "num_attention_heads": head_counts(width),
         "hidden_act": list(ACTIVATIONS),
@@ -212,7 +202,7 @@ def _missing(
         config = config_of(settings)
         if unused_hints(replace(hints, image_size=None, architecture=None), Description(config)):
             continue
-        (of_grid if _count(config.image_shape, config.patch_shape) == patches else others).append(name)
+        (of_grid if patches_in(config.image_shape, config.patch_shape) == patches else others).append(name)
     if of_grid and hints.image_size is None:
         return AmbiguousCheckpointError(message, {"architecture": of_grid}, open_)
     if of_grid or others:

@@ -21,6 +21,7 @@ from .pixels import CHANNELS
 TIMM_MODEL = "open_clip.timm_model.TimmModel"
 TRUNK, HEAD, OWN_HEAD = "trunk.", "head.proj", "trunk.head"
 PROJECTION = "vit.representation.0"
+NO_PROJECTION = f"the head of open_clip's TimmModel is no projection ({DROP_HEAD}):"
 
 
 def describe_live(module: Any) -> Description:
@@ -48,10 +49,7 @@ def _check_head(head: nn.Module) -> None:
     if getattr(parts.get("drop"), "p", 0.0):
         faults.append(f"{parts['drop']} before the projection: set its p to 0")
     if faults:
-        raise ExportError(
-            f"the head of open_clip's TimmModel is no projection ({DROP_HEAD}):",
-            faults,
-        )
+        raise ExportError(NO_PROJECTION, faults)
 
 
 def describe_checkpoint(
@@ -69,12 +67,8 @@ def describe_checkpoint(
         PlainViTError: As from the timm source.
         MappingError: The head is not a projection.
     """
-    other = [name for name in tensors if not name.startswith((TRUNK, HEAD))]
-    if other:
-        raise MappingError(
-            f"the head of open_clip's TimmModel is no projection ({DROP_HEAD}):",
-            other,
-        )
+    if other := [name for name in tensors if not name.startswith((TRUNK, HEAD))]:
+        raise MappingError(NO_PROJECTION, other)
     trunk = {name.removeprefix(TRUNK): tensor for name, tensor in tensors.items() if name.startswith(TRUNK)}
     described = {} if settings is None else _timm_settings(settings)
     if settings is not None:
@@ -105,7 +99,7 @@ def config_of(settings: Mapping[str, Any]) -> PlainViTConfig:
     """
     described, size = _timm_settings(settings), settings["embed_dim"]
     if settings["timm_proj"] == "mlp":
-        raise ExportError(f"the head of open_clip's TimmModel is no projection ({DROP_HEAD}):", ["timm_proj='mlp'"])
+        raise ExportError(NO_PROJECTION, ["timm_proj='mlp'"])
     published = TIMM.settings_of(constructor_named(described["architecture"]).entrypoint(described["architecture"]))
     config = cast(PlainViTConfig, TIMM.config_of_settings({**published, **described, "num_classes": 0}))
     heads = {"linear": (HEAD, settings["timm_proj_bias"]), "none": None}

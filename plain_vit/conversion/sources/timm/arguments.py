@@ -60,9 +60,3 @@ class Argument:
 def timm_name_for(table: Mapping[Any, Any], ours: Any) -> Any:
     """Return timm's name for our value: the first if it has several, the first of the table if it has none."""
     return next((word for word, meaning in table.items() if meaning == ours), next(iter(table)))
-
-
-def ratio_of(width: int, hidden_size: int) -> float:
-    """Return a ratio from which timm computes exactly this width, although it rounds down."""
-    ratio = width / hidden_size
-    return ratio if int(hidden_size * ratio) == width else (width + 0.5) / hidden_size

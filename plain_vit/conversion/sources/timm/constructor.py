@@ -23,12 +23,20 @@ from ....errors import (
     PlainViTError,
     UnknownFormatError,
 )
-from ...tables.compare_modules import class_path, differences, empty_model, epsilon_of, lost_fields, meta_device
+from ...tables.compare_modules import (
+    class_path,
+    differences,
+    empty_model,
+    epsilon_of,
+    lost_fields,
+    meta_device,
+    uneven_heads,
+)
 from ...tables.data_files import data_file
 from ...tables.engine import Row, ignored_names, revert
 from ...tables.format import UNSEEN, Description, Hints, Inference, Size, StateDict, unused_hints
-from ...tables.infer import grids, image_sizes, pair, size_fault
-from .arguments import NORMS, Argument, ratio_of
+from ...tables.infer import grids, image_sizes, pair, patches_in, ratio_of, size_fault
+from .arguments import NORMS, Argument
 from .modules import CLASSES, SILENT_ATTRIBUTES, Parts, named_class
 
 CONFIG = "config.json"
@@ -201,11 +209,8 @@ class Constructor(ABC):
         Raises:
             ExportError: lists the parts of the model that this class cannot represent.
         """
-        if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
-            raise ExportError(
-                "timm's heads must add up to the width of the model:",
-                [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"],
-            )
+        if faults := uneven_heads(config):
+            raise ExportError("timm's heads must add up to the width of the model:", faults)
         given = {one.name: one.theirs(getattr(config, one.field)) for one in self.arguments if one.field is not None}
         given |= {"mlp_ratio": ratio_of(config.intermediate_size, config.hidden_size)}
         if given.get("pos_drop_rate", 0) is None:
@@ -612,11 +617,6 @@ class Constructor(ABC):
 def classes_of(tensors: StateDict) -> int:
     """Return the number of classes of the head in a state dict."""
     return tensors["head.weight"].shape[0] if "head.weight" in tensors else 0
-
-
-def patches_in(size: Size, patch_size: tuple[int, int]) -> int:
-    """Return the number of patches of an image, without partial patches."""
-    return math.prod(pixels // patch for pixels, patch in zip(pair(size), patch_size, strict=True))
 
 
 def _same(buffer: torch.Tensor, computed: torch.Tensor) -> bool:

@@ -177,8 +177,7 @@ def _imagenet_labels(config: PlainViTConfig, cfg: Mapping[str, Any], hints: Hint
         return [Inference("id2label", "LABEL_0, LABEL_1, ...", unnamed)]
     from timm.data import ImageNetInfo
 
-    for field, labels in label_fields(list(ImageNetInfo(subset).label_descriptions())).items():
-        setattr(config, field, labels)
+    vars(config).update(label_fields(list(ImageNetInfo(subset).label_descriptions())))
     return [
         Inference("id2label", f"the classes of {subset}", f"the number of classes, {config.num_labels}, as timm has it")
     ]

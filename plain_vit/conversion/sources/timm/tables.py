@@ -68,6 +68,13 @@ GAMMA_ROWS = [
     Row("blocks.{}.gamma_1", "vit.layers.{}.layer_scale1.weight"),
     Row("blocks.{}.gamma_2", "vit.layers.{}.layer_scale2.weight"),
 ]
+# Beit and Eva, from the output of the attention on.
+GAMMA_BLOCK_ROWS = [
+    Row("blocks.{}.attn.proj", "vit.layers.{}.attention.o_proj"),
+    GAMMA_ROWS[0],
+    Row("blocks.{}.norm2", "vit.layers.{}.layernorm_after"),
+    GAMMA_ROWS[1],
+]
 
 
 def attention_rows(source: str, ours: str) -> list[Row]:

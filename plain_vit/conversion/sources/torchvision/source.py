@@ -12,9 +12,9 @@ from torch import nn
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import AmbiguousCheckpointError, CheckpointError, ExportError
-from ...tables.compare_modules import class_path, differences, epsilon_of, lost_fields, meta_device
+from ...tables.compare_modules import class_path, differences, epsilon_of, lost_fields, meta_device, uneven_heads
 from ...tables.data_files import data_file
-from ...tables.engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, SPLIT_QKV, Row, revert
+from ...tables.engine import DROP_FIRST_AXIS, IDENTITY, KERNEL_TO_PIXELS, Row, in_proj_rows, revert
 from ...tables.format import (
     DROP_HEAD,
     Description,
@@ -54,15 +54,12 @@ PUBLISHED_NAME = re.compile(r"(_lc)?(_swag)?-[0-9a-f]{8}$")
 SILENT_ATTRIBUTES = {"seq_length", "inplace", "representation_size", "num_classes", "norm_layer"}
 
 BLOCK, LAYER = "encoder.layers.encoder_layer_{}", "vit.layers.{}"
-QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
 ROWS = [
     Row("class_token", "vit.embeddings.cls_token"),
     Row("encoder.pos_embedding", "vit.embeddings.position_embeddings.weight", DROP_FIRST_AXIS),
     Row("conv_proj.bias", "vit.embeddings.patch_embeddings.projection.bias"),
     Row(f"{BLOCK}.ln_1", f"{LAYER}.layernorm_before"),
-    Row(f"{BLOCK}.self_attention.in_proj_weight", tuple(f"{name}.weight" for name in QKV), SPLIT_QKV),
-    Row(f"{BLOCK}.self_attention.in_proj_bias", tuple(f"{name}.bias" for name in QKV), SPLIT_QKV),
-    Row(f"{BLOCK}.self_attention.out_proj", f"{LAYER}.attention.o_proj"),
+    *in_proj_rows(f"{BLOCK}.self_attention", f"{LAYER}.attention"),
     Row(f"{BLOCK}.ln_2", f"{LAYER}.layernorm_after"),
     Row("encoder.ln", "vit.layernorm"),
     Row("heads.pre_logits", "vit.representation.0"),
@@ -185,12 +182,8 @@ class TorchvisionFormat(NamedFormat):
         )
         with meta_device():
             rebuilt = self.build_module(config, None)
-        faults = differences(module, rebuilt, {}, SILENT_ATTRIBUTES, without="heads")
-        if faults:
-            raise ExportError(
-                "plain-vit does not know parts of this torchvision model (found, not expected):",
-                faults,
-            )
+        if faults := differences(module, rebuilt, {}, SILENT_ATTRIBUTES, without="heads"):
+            raise ExportError("plain-vit does not know parts of this torchvision model (found, not expected):", faults)
         config.classifier_dropout_prob = dropout
         return Description(config, head)
 
@@ -362,14 +355,10 @@ def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, A
         settled = [Inference(field, value, name) for field, value in
                    (("num_attention_heads", fitting[name]), ("layer_norm_eps", EPS))]  # fmt: skip
         return {"num_attention_heads": fitting[name], "layer_norm_eps": EPS}, [named, *settled, *code]
-    width, heads, eps = shapes["width"], hints.num_attention_heads, hints.layer_norm_eps
-    if heads is None and hints.head_dim is not None:
-        heads = max(1, width // hints.head_dim)
+    (heads, settled), eps = hints.heads_in(shapes["width"]), hints.layer_norm_eps
     open_: dict[str, Sequence[object]] = {}
     if heads is None:
-        open_["num_attention_heads"] = head_counts(width, next(iter(fitting.values()), None))
-    elif width % heads:
-        raise CheckpointError(f"{heads} heads do not divide the width {width}: expected a divisor of it")
+        open_["num_attention_heads"] = head_counts(shapes["width"], next(iter(fitting.values()), None))
     if eps is None:
         open_["layer_norm_eps"] = [EPS, 1e-5]
     if open_:
@@ -378,9 +367,7 @@ def _settle_unseen(shapes: Mapping[str, int], hints: Hints) -> tuple[dict[str, A
         if names:
             raise AmbiguousCheckpointError(message, {"architecture": names}, open_)
         raise AmbiguousCheckpointError(message, open_)
-    from_width = Inference("num_attention_heads", heads, f"head_dim {hints.head_dim} in a width of {width}")
-    settled = code if hints.num_attention_heads else [from_width, *code]
-    return {"num_attention_heads": heads, "layer_norm_eps": eps}, settled
+    return {"num_attention_heads": heads, "layer_norm_eps": eps}, [*settled, *code]
 
 
 def _name_as_published(config: PlainViTConfig, file: str) -> Inference:
@@ -388,21 +375,18 @@ def _name_as_published(config: PlainViTConfig, file: str) -> Inference:
     from torchvision.models import ViT_B_16_Weights
 
     names = ViT_B_16_Weights.IMAGENET1K_V1.meta["categories"]  # the same for all files
-    for field, labels in label_fields(names).items():
-        setattr(config, field, labels)
+    vars(config).update(label_fields(names))
     return Inference("id2label", "the classes of imagenet-1k", f"{file}, with which torchvision publishes them")
 
 
 def _check_expressible(config: PlainViTConfig) -> None:
     """Refuse a config that torchvision's constructor cannot represent."""
-    size, patch, faults = config.image_size, config.patch_size, []
+    size, patch = config.image_size, config.patch_size
     if not isinstance(size, int) or not isinstance(patch, int):
         raise ExportError("torchvision has square images and patches only:", [f"{size=}", f"{patch=}"])
     kept = (*ARGUMENTS.values(), "head_dim", "layer_norm_eps", "num_labels")
     fields = {**FIXED_FIELDS, **{name: getattr(config, name) for name in kept}}
-    if (config.head_dim or 0) * config.num_attention_heads != config.hidden_size:
-        faults = [f"{config.num_attention_heads} heads of {config.head_dim} in a width of {config.hidden_size}"]
-    if faults := [*faults, *lost_fields(config, lambda: PlainViTConfig(**fields))]:
+    if faults := [*uneven_heads(config), *lost_fields(config, lambda: PlainViTConfig(**fields))]:
         raise ExportError("torchvision's VisionTransformer cannot represent this model:", faults)
 
 

@@ -4,7 +4,7 @@ Data only. Each table contains the changes since the previous one. Fingerprints 
 package's history; the tests compare them with the releases themselves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -207,39 +207,20 @@ CAIT_1_0_0: Names = CAIT_0_14_0 | NORMED_PATCHES
 CAIT_1_4_3: Names = AROUND_CAIT | NORMED_PATCHES | class_attention(CAIT_1_4_3_BLOCK)
 
 
-def gains(ours: str, name: str) -> Names:
-    """Return the names of a norm of na_vit; its bias is a buffer of zeros."""
-    return {f"{ours}.weight": f"{name}.gamma", f"{ours}.bias": f"{name}.beta"}
+GAINS = {".weight": ".gamma", ".bias": ".beta"}  # of a norm of na_vit; its bias is a buffer of zeros
+BLOCK_OF_QUERY = "vit.pooler."  # prefix of the pooling attention in our model
 
 
 def na_vit_attention(name: str) -> Names:
     """Return the table of an attention of na_vit, and of its norms."""
-    return gains(NORM_1, f"{name}.norm") | {
+    return {
+        **{f"{NORM_1}{leaf}": f"{name}.norm{theirs}" for leaf, theirs in GAINS.items()},
         Q_NORM: f"{name}.q_norm.gamma",
         K_NORM: f"{name}.k_norm.gamma",
         Q: f"{name}.to_q",
         (K, V): f"{name}.to_kv",
         OUT: f"{name}.to_out.0",
     }
-
-
-BLOCK_OF_QUERY = "vit.pooler."  # prefix of the pooling attention in our model
-NA_VIT: Names = {
-    **gains(PIXEL_NORM, "to_patch_embedding.0"),
-    PROJECTION: "to_patch_embedding.1",
-    **gains(PATCH_NORM, "to_patch_embedding.2"),
-    ROWS: "pos_embed_height",
-    COLUMNS: "pos_embed_width",
-    **na_vit_attention("transformer.layers.{}.0"),
-    **gains(NORM_2, "transformer.layers.{}.1.0"),
-    FC1: "transformer.layers.{}.1.1",
-    FC2: "transformer.layers.{}.1.4",
-    **gains(FINAL_NORM, "transformer.norm"),
-    POOLER_QUERY: "attn_pool_queries",
-    **{in_pooler(ours, BLOCK_OF_QUERY): name for ours, name in na_vit_attention("attn_pool").items()},
-    **gains(POOLED_NORM, "mlp_head.0"),
-    HEAD: "mlp_head.1",
-}
 
 
 def nested_attention(name: str) -> Names:
@@ -255,23 +236,34 @@ def nested_attention(name: str) -> Names:
     }
 
 
-NESTED_NA_VIT: Names = {
-    f"{PIXEL_NORM}.weight": "to_patch_embedding.0.weight",
-    f"{PIXEL_NORM}.bias": "to_patch_embedding.0.bias",
-    PROJECTION: "to_patch_embedding.1",
-    PATCH_NORM: "to_patch_embedding.2",
-    ROWS: "pos_embed_height",
-    COLUMNS: "pos_embed_width",
-    **nested_attention("transformer.layers.{}.0"),
-    NORM_2: "transformer.layers.{}.1.0",
-    FC1: "transformer.layers.{}.1.1",
-    FC2: "transformer.layers.{}.1.4",
-    FINAL_NORM: "transformer.norm",
-    POOLER_QUERY: "attn_pool_queries",
-    **{in_pooler(ours, BLOCK_OF_QUERY): name for ours, name in nested_attention("attn_pool").items()},
-    POOLED_NORM: "mlp_head.0",
-    HEAD: "mlp_head.1",
-}
+def around(
+    attention: Callable[[str], Names], pixel_norm: Mapping[str, str] = GAINS, norm: Mapping[str, str] = GAINS
+) -> Names:
+    """Return the table of a na_vit, from the table of its attention and the ends of the names in its norms."""
+
+    def normed(ours: str, name: str, leaves: Mapping[str, str] = norm) -> Names:
+        return {f"{ours}{leaf}": f"{name}{theirs}" for leaf, theirs in leaves.items()}
+
+    return {
+        **normed(PIXEL_NORM, "to_patch_embedding.0", pixel_norm),
+        PROJECTION: "to_patch_embedding.1",
+        **normed(PATCH_NORM, "to_patch_embedding.2"),
+        ROWS: "pos_embed_height",
+        COLUMNS: "pos_embed_width",
+        **attention("transformer.layers.{}.0"),
+        **normed(NORM_2, "transformer.layers.{}.1.0"),
+        FC1: "transformer.layers.{}.1.1",
+        FC2: "transformer.layers.{}.1.4",
+        **normed(FINAL_NORM, "transformer.norm"),
+        POOLER_QUERY: "attn_pool_queries",
+        **{in_pooler(ours, BLOCK_OF_QUERY): name for ours, name in attention("attn_pool").items()},
+        **normed(POOLED_NORM, "mlp_head.0"),
+        HEAD: "mlp_head.1",
+    }
+
+
+NA_VIT: Names = around(na_vit_attention)
+NESTED_NA_VIT: Names = around(nested_attention, {".weight": ".weight", ".bias": ".bias"}, {"": ""})
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,8 +133,7 @@ def _numbered(rows: list[Row], depth: int) -> Iterator[Row]:
             continue
         for layer in range(depth):
             source = str(row.source).format(even=2 * layer, odd=2 * layer + 1)
-            ours = [name.format(layer) for name in row.targets]
-            yield Row(source, ours[0] if len(ours) == 1 else tuple(ours), row.transform)
+            yield Row(source, tuple(name.format(layer) for name in row.targets), row.transform)
 
 
 def layouts_at(release: str) -> list[Layout]:

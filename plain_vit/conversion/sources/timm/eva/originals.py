@@ -12,7 +12,16 @@ from dataclasses import replace
 import torch
 
 from .....configuration_plain_vit import PlainViTConfig
-from ....tables.engine import ADD_FIRST_AXIS, ADD_TWO_AXES, SPLIT_QKV, Row, Tensors, Transform, each
+from ....tables.engine import (
+    ADD_FIRST_AXIS,
+    ADD_TWO_AXES,
+    SPLIT_QKV,
+    TRANSPOSED,
+    Row,
+    Tensors,
+    Transform,
+    in_proj_rows,
+)
 from ....tables.format import Description
 from ..tables import QKV
 
@@ -217,29 +226,27 @@ EVA02_ROWS = {
 
 # Perception Encoder
 
-TRANSPOSED = each("TRANSPOSED", lambda matrix, config: matrix.T, lambda weight, config: weight.T)
 RESBLOCK, POOLER = "transformer.resblocks.{}", "vit.pooler"
-PERCEPTION_ROWS = [
-    Row("conv1.weight", f"{EMBEDDINGS}.patch_embeddings.projection.weight"),
+CLIP_ROWS = [  # OpenAI's names, which OpenCLIP has, too; without the patch projection
     Row("class_embedding", f"{EMBEDDINGS}.cls_token", ADD_TWO_AXES),
     Row("positional_embedding", f"{EMBEDDINGS}.position_embeddings.weight"),
     Row("ln_pre", f"{EMBEDDINGS}.norm"),
     Row(f"{RESBLOCK}.ln_1", f"{LAYER}.layernorm_before"),
-    Row(f"{RESBLOCK}.attn.in_proj_weight", WEIGHTS, SPLIT_QKV),
-    Row(f"{RESBLOCK}.attn.in_proj_bias", tuple(f"{name}.bias" for name in QKV), SPLIT_QKV),
-    Row(f"{RESBLOCK}.attn.out_proj", f"{LAYER}.attention.o_proj"),
+    *in_proj_rows(f"{RESBLOCK}.attn", f"{LAYER}.attention"),
     Row(f"{RESBLOCK}.ls_1.gamma", f"{LAYER}.layer_scale1.weight"),
     Row(f"{RESBLOCK}.ln_2", f"{LAYER}.layernorm_after"),
     Row(f"{RESBLOCK}.mlp.c_fc", f"{LAYER}.mlp.fc1"),
     Row(f"{RESBLOCK}.mlp.c_proj", f"{LAYER}.mlp.fc2"),
     Row(f"{RESBLOCK}.ls_2.gamma", f"{LAYER}.layer_scale2.weight"),
     Row("ln_post", "vit.layernorm"),
+    Row("proj", "vit.representation.0.weight", TRANSPOSED),
+]
+PERCEPTION_ROWS = [
+    *CLIP_ROWS,
+    Row("conv1.weight", f"{EMBEDDINGS}.patch_embeddings.projection.weight"),
     Row("attn_pool.probe", f"{POOLER}.probe"),
-    Row("attn_pool.attn.in_proj_weight", tuple(f"{POOLER}.{name}_proj.weight" for name in "qkv"), SPLIT_QKV),
-    Row("attn_pool.attn.in_proj_bias", tuple(f"{POOLER}.{name}_proj.bias" for name in "qkv"), SPLIT_QKV),
-    Row("attn_pool.attn.out_proj", f"{POOLER}.o_proj"),
+    *in_proj_rows("attn_pool.attn", POOLER),
     Row("attn_pool.layernorm", f"{POOLER}.layernorm"),
     Row("attn_pool.mlp.c_fc", f"{POOLER}.fc1"),
     Row("attn_pool.mlp.c_proj", f"{POOLER}.fc2"),
-    Row("proj", "vit.representation.0.weight", TRANSPOSED),
 ]

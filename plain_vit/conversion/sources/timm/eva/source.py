@@ -11,7 +11,16 @@ from ....tables.engine import SPLIT_QKV, Row
 from ....tables.format import Description, StateDict
 from ..constructor import Constructor
 from ..names import part_of
-from ..tables import EMBEDDING_ROWS, HEAD_ROWS, QKV, WITHOUT_KEY_BIAS_ROWS, kernel_row, mlp_rows, parts_of
+from ..tables import (
+    EMBEDDING_ROWS,
+    GAMMA_BLOCK_ROWS,
+    HEAD_ROWS,
+    QKV,
+    WITHOUT_KEY_BIAS_ROWS,
+    kernel_row,
+    mlp_rows,
+    parts_of,
+)
 from . import originals
 from .arguments import ARGUMENTS, EvaParts, joint_arguments, joint_fields, separate_by_default, without_counterpart
 
@@ -23,10 +32,7 @@ BLOCK_ROWS = [
     Row(f"{BLOCK}.attn.q_norm", f"{LAYER}.attention.q_norm"),
     Row(f"{BLOCK}.attn.k_norm", f"{LAYER}.attention.k_norm"),
     Row(f"{BLOCK}.attn.norm", f"{LAYER}.attention.norm"),
-    Row(f"{BLOCK}.attn.proj", f"{LAYER}.attention.o_proj"),
-    Row(f"{BLOCK}.gamma_1", f"{LAYER}.layer_scale1.weight"),
-    Row(f"{BLOCK}.norm2", f"{LAYER}.layernorm_after"),
-    Row(f"{BLOCK}.gamma_2", f"{LAYER}.layer_scale2.weight"),
+    *GAMMA_BLOCK_ROWS,
     Row("rope.freqs", "vit.rotary_embedding.frequencies"),
 ]
 SEPARATE_ROWS = [Row(f"{BLOCK}.attn.{name}_proj", f"{LAYER}.attention.{name}_proj") for name in "qkv"]

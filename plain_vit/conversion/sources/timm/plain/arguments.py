@@ -8,7 +8,8 @@ from typing import Any
 
 from .....configuration_plain_vit import PlainViTConfig
 from ....tables.compare_modules import epsilon_of
-from ..arguments import ACTIVATIONS, NEGATED, NORMS, POOLINGS, QK_NORMS, Argument, ratio_of, timm_name_for
+from ....tables.infer import ratio_of
+from ..arguments import ACTIVATIONS, NEGATED, NORMS, POOLINGS, QK_NORMS, Argument, timm_name_for
 from ..modules import is_there
 
 BLOCKS = {

@@ -135,16 +135,10 @@ def _chunked(rows: list[Row], config: PlainViTConfig, size: int) -> list[Row]:
         replace(
             row,
             source=str(row.source).replace("blocks.{}", f"blocks.{number // size}.{number}"),
-            ours=_numbered(row.ours, number),
+            ours=tuple(name.replace("vit.layers.{}", f"vit.layers.{number}") for name in row.targets),
         )
         for row in rows
         if row not in whole
         for number in range(config.num_hidden_layers)
     ]
     return [*whole, *split]
-
-
-def _numbered(ours: str | tuple[str, ...], number: int) -> str | tuple[str, ...]:
-    names = (ours,) if isinstance(ours, str) else ours
-    numbered = tuple(name.replace("vit.layers.{}", f"vit.layers.{number}") for name in names)
-    return numbered[0] if isinstance(ours, str) else numbered

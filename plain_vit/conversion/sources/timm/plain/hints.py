@@ -9,9 +9,8 @@ from typing import Any
 
 from .....errors import CheckpointError, MappingError
 from ....tables.format import SCALES, Hints, Inference
-from ....tables.infer import head_counts, image_sizes, pair, size_fault
-from ..arguments import ACTIVATIONS, POOLINGS, ratio_of, timm_name_for
-from ..constructor import patches_in
+from ....tables.infer import head_counts, image_sizes, pair, patches_in, ratio_of, size_fault
+from ..arguments import ACTIVATIONS, POOLINGS, timm_name_for
 from .arguments import ARGUMENTS, BLOCKS
 
 POOLED_TOKENS = ("mean", "max", "mean_max", "map")  # poolings that may include the tokens before the patches
@@ -75,16 +74,12 @@ class Settings:
     def _attention(self) -> None:
         known, hints, width = self.known, self.hints, self.known["embed_dim"]
         differential = known["attn_layer"] == "diff" or known["block_fn"] == "DiffParallelScalingBlock"
-        heads = known["num_heads"]
-        if heads is not None:
+        heads, settled = hints.heads_in(width, known["num_heads"])
+        self.inferences += settled
+        if known["num_heads"] is not None:
             self.infer("num_attention_heads", heads, "the width of lambda_q1" if differential else "that of q_norm")
-        elif hints.num_attention_heads is None and hints.head_dim is not None:
-            heads = width // hints.head_dim
-            self.infer("num_attention_heads", heads, f"head_dim {hints.head_dim} in a width of {width}")
-        else:
-            heads = self.ask("num_attention_heads", head_counts(width))
-        if heads is not None and (heads < 1 or width % heads):
-            raise CheckpointError(f"{heads} heads do not divide the width {width}: expected a divisor of it")
+        elif heads is None:
+            self.ask("num_attention_heads", head_counts(width))
         self.arguments["num_heads"] = heads
         if differential:
             self.infer("attention_scale", "half of head_dim, **-0.5", "timm's DiffAttention, the only value there")

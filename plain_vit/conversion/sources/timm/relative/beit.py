@@ -12,7 +12,7 @@ from ....tables.engine import Row, Tensors, Transform
 from ....tables.format import Description, StateDict
 from ..arguments import Argument
 from ..modules import is_there
-from ..tables import EMBEDDING_ROWS, HEAD_ROWS, WITHOUT_KEY_BIAS_ROWS, kernel_row, mlp_rows
+from ..tables import EMBEDDING_ROWS, GAMMA_BLOCK_ROWS, HEAD_ROWS, WITHOUT_KEY_BIAS_ROWS, kernel_row, mlp_rows
 from .constructor import ARGUMENTS, OUR_BIAS, OUR_SHARED_BIAS, TABLE, RelativeConstructor
 
 BLOCK, LAYER = "blocks.{}", "vit.layers.{}"
@@ -21,10 +21,7 @@ BLOCK_ROWS = [
     Row(f"{BLOCK}.norm1", f"{LAYER}.layernorm_before"),
     *WITHOUT_KEY_BIAS_ROWS,
     Row(f"{BLOCK}.attn.{TABLE}", f"{OUR_BIAS}.table"),
-    Row(f"{BLOCK}.attn.proj", f"{LAYER}.attention.o_proj"),
-    Row(f"{BLOCK}.gamma_1", f"{LAYER}.layer_scale1.weight"),
-    Row(f"{BLOCK}.norm2", f"{LAYER}.layernorm_after"),
-    Row(f"{BLOCK}.gamma_2", f"{LAYER}.layer_scale2.weight"),
+    *GAMMA_BLOCK_ROWS,
     Row(f"rel_pos_bias.{TABLE}", f"{OUR_SHARED_BIAS}.table"),
 ]
 # Index of the distance of each pair of tokens. timm computes it from the grid; early releases also saved it.
