@@ -682,7 +682,7 @@ def test_swapped_rows_of_the_table_are_noticed_by_the_comparison(
     def swapped(config: Any, layout: str | None) -> list[Row]:
         names = {"encoder.layer.{}.attention.attention.query": "encoder.layer.{}.attention.attention.key",
                  "encoder.layer.{}.attention.attention.key": "encoder.layer.{}.attention.attention.query"}  # fmt: skip
-        return [Row(names.get(str(row.source), row.source), row.ours, row.transform) for row in rows(config, layout)]
+        return [Row(names.get(row.sources[0], row.source), row.ours, row.transform) for row in rows(config, layout)]
 
     monkeypatch.setattr(TRANSFORMERS, "rows", swapped)
     with pytest.raises(VerificationError):

@@ -46,10 +46,6 @@ ASSUMED = {"rope_theta": "rope_theta", "rope_parameters": "rope_theta", "pooler_
 EITHER_MLP = [PlainViTConfig(mlp_type=kind) for kind in ("mlp", "swiglu")]
 
 
-def _names(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else names
-
-
 @dataclass(frozen=True)
 class Parts:
     """The tensors of a class, by our names.
@@ -74,7 +70,7 @@ class Parts:
     def get(self, ours: str, layer: int = 0) -> torch.Tensor | None:
         """Return the source tensor that one of our tensors is made from; None if there is none."""
         for row in self.rows:
-            names, sources = _names(row.ours), _names(row.source)
+            names, sources = row.targets, row.sources
             for place, name in enumerate(names):
                 leaf = ours.removeprefix(name)
                 if not ours.startswith(name) or leaf not in ("", ".weight", ".bias"):

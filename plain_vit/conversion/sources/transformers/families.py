@@ -23,6 +23,7 @@ from ...tables.engine import (
     Tensors,
     Transform,
     each,
+    in_proj_rows,
     split,
 )
 from ...tables.format import Probes, StateDict
@@ -107,6 +108,12 @@ def _attention_rows(
     return [Row(f"{source}.{theirs}", f"{LAYER}.attention.{ours}_proj") for theirs, ours in names]
 
 
+def _with_rows(rows: Sequence[Row], changed: Sequence[Row]) -> list[Row]:
+    """Return a table with some rows changed: in place of those that fill the same tensors."""
+    elsewhere = {name for row in changed for name in row.targets}
+    return [*(row for row in rows if elsewhere.isdisjoint(row.targets)), *changed]
+
+
 def _gated_rows(source: str) -> list[Row]:
     """Return the rows of an MLP that may have a gate."""
     names = zip(("gate_proj", "up_proj", "down_proj"), ("gate", "fc1", "fc2"), strict=True)
@@ -147,8 +154,7 @@ VIT_ON_DISK = [  # names in files
     Row("encoder.layer.{}.intermediate.dense", f"{LAYER}.mlp.fc1"),
     Row("encoder.layer.{}.output.dense", f"{LAYER}.mlp.fc2"),
 ]
-IN_FILES = {row.ours for row in VIT_ON_DISK}
-VIT_4_ROWS = [*(row for row in VIT_ROWS if row.ours not in IN_FILES), *VIT_ON_DISK]  # names of 4.x in modules too
+VIT_4_ROWS = _with_rows(VIT_ROWS, VIT_ON_DISK)  # names of 4.x in modules too
 DEIT_ROWS = [  # without a head that reads it, the distillation token is a register
     *VIT_ROWS,
     Row("embeddings.distillation_token", f"{EMBEDDINGS}.distillation_token"),
@@ -286,14 +292,11 @@ QIANFAN_ON_DISK = [  # of the whole model, as InternViT's own code names them
     Row("encoder.layers.{}.ls2", f"{LAYER}.layer_scale2.weight"),
 ]
 INTERN_VIT_ON_DISK = [replace(row, source=str(row.source).replace(".attention.", ".attn.")) for row in QIANFAN_ON_DISK]
-QKV = tuple(f"vit.pooler.{name}_proj" for name in "qkv")
 SIGLIP_ROWS = [
     *TOWER_BLOCK,
     Row("post_layernorm", "vit.layernorm"),
     Row("head.probe", "vit.pooler.probe"),
-    Row("head.attention.in_proj_weight", tuple(f"{name}.weight" for name in QKV), SPLIT_QKV),
-    Row("head.attention.in_proj_bias", tuple(f"{name}.bias" for name in QKV), SPLIT_QKV),
-    Row("head.attention.out_proj", "vit.pooler.o_proj"),
+    *in_proj_rows("head.attention", "vit.pooler"),
     Row("head.layernorm", "vit.pooler.layernorm"),
     Row("head.mlp.fc1", "vit.pooler.fc1"),
     Row("head.mlp.fc2", "vit.pooler.fc2"),
@@ -390,7 +393,8 @@ def _alike(*names: str) -> dict[str, str]:
 
 SIZES = _alike("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "image_size",
                "patch_size", "num_channels", "hidden_act")  # fmt: skip
-MAPS = _alike("apply_layernorm", "reshape_hidden_states")  # of a backbone
+BACKBONE = _alike("apply_layernorm", "reshape_hidden_states")
+BACKBONE |= {"_out_features": "out_features", "_out_indices": "out_indices"}
 VIT_SETTINGS = SIZES | _alike(
     "layer_norm_eps", "qkv_bias", "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"
 )
@@ -399,7 +403,7 @@ DINOV2_SETTINGS = {
     "embedding_dropout_prob": "hidden_dropout_prob",  # in transformers, only on the embeddings
     "layer_scale_init_value": "layerscale_value",
     **_alike("drop_path_rate"),
-    **MAPS,
+    **BACKBONE,
 }
 DINOV3_SETTINGS = {
     **SIZES,
@@ -408,7 +412,7 @@ DINOV3_SETTINGS = {
     "attention_output_bias": "proj_bias",
     "attention_probs_dropout_prob": "attention_dropout",
     "layer_scale_init_value": "layerscale_value",
-    **MAPS,
+    **BACKBONE,
 }
 DINOV3_ROPE = {
     "rope_theta": "rope_theta",
@@ -450,6 +454,10 @@ BOOKKEEPING = {
 AROUND = {"num_image_tokens", "num_positions", "projection_dim", "projector_hidden_act", "vocab_size"}
 
 
+# What a LayerScale of a model that has none would be.
+IF_NONE = {"layer_scale_init_value": 1.0}
+
+
 @dataclass(frozen=True)
 class Family:
     """Models of transformers that share an encoder and the class of its configuration.
@@ -463,7 +471,9 @@ class Family:
         unread: Their other settings that `read` reads, or that do not affect the encoder's features.
         read: Returns our other fields from their settings.
         write: Returns their other settings from our config.
-        check: Returns the combinations of their settings without a counterpart in our model.
+        only: Their settings with one value that has a counterpart in our model, and what an error says after another.
+        equal: Pairs of their settings that have a counterpart if they are equal.
+        check: Returns other combinations of their settings without a counterpart.
         mlps: Rows of the MLP, and those with other names in files, by our `mlp_type`; the other rows lack them.
         square: Whether images and patches must be square.
         many_sizes: Whether the input is patches of images of many sizes, projected by a dense layer.
@@ -482,6 +492,8 @@ class Family:
     unread: Collection[str] = ()
     read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda settings: {}
     write: Callable[[PlainViTConfig], dict[str, Any]] = lambda config: {}
+    only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    equal: Sequence[tuple[str, str]] = ()
     check: Callable[[Mapping[str, Any]], Sequence[str]] = lambda settings: ()
     mlps: Mapping[str, tuple[Sequence[Row], Sequence[Row]]] = field(default_factory=dict)
     square: bool = False
@@ -499,8 +511,19 @@ class Family:
 
     def settings_for(self, config: PlainViTConfig) -> dict[str, Any]:
         """Return the settings closest to our config."""
-        said = {theirs: getattr(config, ours) for ours, theirs in self.settings.items()}
+        values = {ours: getattr(config, ours) for ours in self.settings}
+        said = {self.settings[ours]: IF_NONE.get(ours) if one is None else one for ours, one in values.items()}
+        said |= {name: value for name, (value, _) in self.only.items()}
+        said |= {one: said[other] for one, other in self.equal}
         return {**said, **self.write(config)}
+
+    def faults(self, settings: Mapping[str, Any]) -> list[str]:
+        """Return what in their settings has no counterpart in our model."""
+        only = [f"{name}={settings[name]!r}{reason}" for name, (value, reason) in self.only.items()
+                if settings[name] != value]  # fmt: skip
+        equal = [f"{one}={settings[one]} beside {other}={settings[other]}" for one, other in self.equal
+                 if settings[one] != settings[other]]  # fmt: skip
+        return [*only, *equal, *self.check(settings)]
 
     def rows_of(self, config: PlainViTConfig, on_disk: bool) -> list[Row]:
         """Return the table of the encoder's tensors, with their names in files or in modules."""
@@ -509,8 +532,7 @@ class Family:
         if self.many_sizes != (config.patch_projection == "linear"):  # one of the two projections is dense
             kernel = PIXELS_TO_KERNEL if self.many_sizes else KERNEL_TO_PIXELS
             rows = [replace(row, transform=kernel) if row.ours == KERNEL else row for row in rows]
-        elsewhere = {name for row in changed for name in row.targets}
-        return [row for row in rows if elsewhere.isdisjoint(row.targets)] + changed
+        return _with_rows(rows, changed)
 
 
 def _partial_patches(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -531,11 +553,6 @@ def _write_head_dim(config: PlainViTConfig) -> dict[str, Any]:
     return {"head_dim": head_dim} if head_dim != config.hidden_size // heads else {}
 
 
-def _read_stages(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stages of a backbone, as the config stores them."""
-    return {f"_out_{name}": settings.get(f"out_{name}") for name in ("features", "indices")}
-
-
 def gated_width(hidden_size: int, ratio: int) -> int:
     """Return the inner width of DINOv2's SwiGLU: two thirds of the MLP's, rounded up to a multiple of 8."""
     return (int(int(hidden_size * ratio) * 2 / 3) + 7) // 8 * 8
@@ -547,24 +564,20 @@ def _read_dinov2(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_read_head_dim(settings),
         **(gated if settings["use_swiglu_ffn"] else {"intermediate_size": int(width * ratio)}),
-        **_read_stages(settings),
     }
 
 
 def _write_dinov2(config: PlainViTConfig) -> dict[str, Any]:
     width, gated = config.hidden_size, config.mlp_type == "swiglu"
     widths = {gated_width(width, ratio) if gated else width * ratio: ratio for ratio in range(1, 17)}
-    gain = config.layer_scale_init_value
     return {
         **_write_head_dim(config),
         **({"hidden_act": "gelu"} if gated else {}),  # as in published configs; not read
         "use_swiglu_ffn": gated,
         "mlp_ratio": widths.get(config.intermediate_size, 4),
-        "layerscale_value": 1.0 if gain is None else gain,
         "hidden_dropout_prob": config.hidden_dropout_prob
         if config.embedding_dropout_prob is None
         else config.embedding_dropout_prob,
-        **{name: getattr(config, name) for name in ("out_features", "out_indices")},
     }
 
 
@@ -580,25 +593,15 @@ def _read_dinov3(settings: Mapping[str, Any]) -> dict[str, Any]:
             "dtype": "weights",
             **{ours: settings[theirs] for ours, theirs in DINOV3_ROPE.items()},
         },
-        **_read_stages(settings),
     }
 
 
 def _write_dinov3(config: PlainViTConfig) -> dict[str, Any]:
-    gain = config.layer_scale_init_value
     return {
-        "value_bias": config.qkv_bias,
         "key_bias": config.qkv_bias and config.key_bias,
         "use_gated_mlp": config.mlp_type == "swiglu",
-        "layerscale_value": 1.0 if gain is None else gain,
         **{theirs: config.group("rope_parameters")[ours] for ours, theirs in DINOV3_ROPE.items()},
-        **{name: getattr(config, name) for name in ("out_features", "out_indices")},
     }
-
-
-def _check_dinov3(settings: Mapping[str, Any]) -> list[str]:
-    values, queries = settings["value_bias"], settings["query_bias"]
-    return [f"value_bias={values} beside query_bias={queries}"] if values != queries else []
 
 
 def _read_sapiens2(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -618,13 +621,6 @@ def _write_sapiens2(config: PlainViTConfig) -> dict[str, Any]:
     }
 
 
-def _check_sapiens2(settings: Mapping[str, Any]) -> list[str]:
-    ungated = (
-        [] if settings["use_gated_mlp"] else ["use_gated_mlp=False, of whose files transformers itself reads no MLP"]
-    )
-    return [*_check_dinov3(settings), *ungated]
-
-
 def _read_beit(settings: Mapping[str, Any]) -> dict[str, Any]:
     own, shared = settings["use_relative_position_bias"], settings["use_shared_relative_position_bias"]
     mean, gain = settings["use_mean_pooling"], settings["layer_scale_init_value"]
@@ -635,7 +631,7 @@ def _read_beit(settings: Mapping[str, Any]) -> dict[str, Any]:
         "relative_position_bias": {"type": "table", "shared": bool(shared)} if own or shared else None,
         "pooling": "mean" if mean else "cls",
         "final_norm": "after_pooling" if mean else "before_pooling",
-        **_read_stages(settings),
+        **{f"_{name}": settings.get(name) for name in ("out_features", "out_indices")},
     }
 
 
@@ -664,10 +660,7 @@ def _read_internvl(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_internvl(config: PlainViTConfig) -> dict[str, Any]:
-    gain = config.layer_scale_init_value
     return {
-        "layer_scale_init_value": 1.0 if gain is None else gain,
-        "projection_dropout": config.hidden_dropout_prob,
         "use_absolute_position_embeddings": config.position_embedding_type != "none",
         "use_mean_pooling": config.final_norm == "none",
         "use_mask_token": config.use_mask_token,
@@ -676,11 +669,9 @@ def _write_internvl(config: PlainViTConfig) -> dict[str, Any]:
 
 
 def _check_internvl(settings: Mapping[str, Any]) -> list[str]:
-    faults, dropout = [], [settings[key] for key in ("projection_dropout", "hidden_dropout_prob")]
+    faults = []
     if settings["use_qk_norm"] and settings["layer_norm_eps"] != 1e-6:
         faults.append(f"layer_norm_eps={settings['layer_norm_eps']} beside use_qk_norm=True, whose epsilon is 1e-06")
-    if dropout[0] != dropout[1]:
-        faults.append("projection_dropout={} beside hidden_dropout_prob={}".format(*dropout))
     if not settings["use_mean_pooling"] and settings["norm_type"] != "layer_norm":
         faults.append(f"norm_type={settings['norm_type']!r}, except for the last norm, a LayerNorm")
     return faults
@@ -691,21 +682,7 @@ def _read_janus(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_janus(config: PlainViTConfig) -> dict[str, Any]:
-    return {
-        "mlp_ratio": config.intermediate_size / config.hidden_size,
-        "projection_dropout": config.hidden_dropout_prob,
-    }
-
-
-def _check_janus(settings: Mapping[str, Any]) -> list[str]:
-    dropout = [settings[key] for key in ("projection_dropout", "hidden_dropout_rate")]
-    faults = ["use_qk_norm=True, which the class itself cannot compute"] if settings["use_qk_norm"] else []
-    unequal = "projection_dropout={} beside hidden_dropout_rate={}".format(*dropout)
-    return [*faults, *([unequal] if dropout[0] != dropout[1] else [])]
-
-
-def _check_dpt(settings: Mapping[str, Any]) -> list[str]:
-    return ["is_hybrid=True, with a ResNet that is not one of the paper's"] if settings["is_hybrid"] else []
+    return {"mlp_ratio": config.intermediate_size / config.hidden_size}
 
 
 # Defaults of InternViT's own code, and Qianfan-OCR's names of its settings.
@@ -739,16 +716,12 @@ def original_in(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**named, **fixed, "model_type": INTERN_VIT.model_type, "architectures": ["InternVisionModel"]}
 
 
-def _write_siglip(config: PlainViTConfig) -> dict[str, Any]:
-    return {"vision_use_head": config.pooling == "map"}
-
-
 def _read_siglip2(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"image_size": math.isqrt(settings["num_patches"]) * pair(settings["patch_size"])[0]}
 
 
 def _write_siglip2(config: PlainViTConfig) -> dict[str, Any]:
-    return {**_write_siglip(config), "num_patches": math.prod(config.grid_size)}
+    return {"num_patches": math.prod(config.grid_size)}
 
 
 def _check_siglip2(settings: Mapping[str, Any]) -> list[str]:
@@ -800,18 +773,11 @@ def _read_qwen3_vl(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_qwen3_vl(settings: Mapping[str, Any]) -> list[str]:
-    rows, merge = settings["num_position_embeddings"], settings["spatial_merge_size"]
+    rows = settings["num_position_embeddings"]
     uneven = [] if math.isqrt(rows) ** 2 == rows else [f"num_position_embeddings={rows}: expected a square"]
-    merged = [] if merge == 2 else [f"spatial_merge_size={merge}: expected 2"]
-    return [*uneven, *merged, *_check_theta(settings)]
+    return [*uneven, *_check_theta(settings)]
 
 
-def _check_mlcd(settings: Mapping[str, Any]) -> list[str]:
-    groups = settings["num_key_value_groups"]
-    return [*([f"num_key_value_groups={groups}"] if groups != 1 else []), *_check_theta(settings)]
-
-
-VIT_READ: dict[str, Any] = {"read": _read_head_dim, "write": _write_head_dim}
 POOLER_SETTINGS = ("pooler_output_size", "pooler_act")  # read if there are tensors of a pooler
 STAGES = ("stage_names", "out_features", "out_indices")  # of a backbone
 DINO = (*STAGES, "mlp_ratio", "use_swiglu_ffn", "num_register_tokens")
@@ -821,7 +787,7 @@ NOTHING = "pools nothing"
 VIT = Family(
     "vit", VIT_ROWS, VIT_ON_DISK, VIT_SETTINGS, {"position_resampling": "bicubic"},
     (*POOLER_SETTINGS, "encoder_stride"),  # the latter is of the decoder of the masked-image model
-    **VIT_READ,
+    _read_head_dim, _write_head_dim,
 )  # fmt: skip
 DEIT = replace(VIT, model_type="deit", rows=DEIT_ROWS)
 VIT_MSN = replace(VIT, model_type="vit_msn", unread=(), pools=NOTHING)
@@ -859,7 +825,8 @@ FLAVA = replace(
     read=lambda settings: {}, write=lambda config: {},
 )  # fmt: skip
 DPT = replace(
-    FLAVA, model_type="dpt", settings=VIT_SETTINGS, fixed={"position_resampling": "bilinear"}, check=_check_dpt,
+    FLAVA, model_type="dpt", settings=VIT_SETTINGS, fixed={"position_resampling": "bilinear"},
+    only={"is_hybrid": (False, ", with a ResNet that is not one of the paper's")},
     unread=(
         *POOLER_SETTINGS,
         # Of the neck and the heads.
@@ -880,14 +847,10 @@ BEIT = Family(
         "vocab_size", "pool_scales", "use_auxiliary_head", "auxiliary_loss_weight", "auxiliary_channels",
         "auxiliary_num_convs", "auxiliary_concat_input", SEMANTIC, "add_fpn",
     ),
-    _read_beit, _write_beit, _check_beit, square=True, drop_path_rises=True,
+    _read_beit, _write_beit, check=_check_beit, square=True, drop_path_rises=True,
 )  # fmt: skip
 DATA2VEC_VISION = replace(
-    BEIT, model_type="data2vec-vision", on_disk=(),
-    rows=[
-        *(row for row in BEIT_ROWS if row.ours not in {row.ours for row in BEIT_ON_DISK}),
-        *BEIT_ON_DISK,
-    ],
+    BEIT, model_type="data2vec-vision", on_disk=(), rows=_with_rows(BEIT_ROWS, BEIT_ON_DISK),
     # Its `out_indices` are of a head that does not open.
     read=lambda settings: _read_beit({name: value for name, value in settings.items() if name != "out_indices"}),
 )  # fmt: skip
@@ -898,7 +861,7 @@ DINOV3 = Family(
     DINOV3_SETTINGS,
     {"position_embedding_type": "none"},
     (*DINO, "value_bias", "key_bias", "use_gated_mlp", *DINOV3_ROPE.values(), "return_class_token"),
-    _read_dinov3, _write_dinov3, _check_dinov3,
+    _read_dinov3, _write_dinov3, equal=[("value_bias", "query_bias")],
 )  # fmt: skip
 SAPIENS2 = Family(
     "sapiens2", SAPIENS2_ROWS, SAPIENS2_ON_DISK, SAPIENS2_SETTINGS,
@@ -908,7 +871,8 @@ SAPIENS2 = Family(
         "num_first_full_attention_layers", "num_last_full_attention_layers",
         "head_config", "flip_pairs", SEMANTIC,  # of heads that do not open
     ),
-    _read_sapiens2, _write_sapiens2, _check_sapiens2,
+    _read_sapiens2, _write_sapiens2, equal=DINOV3.equal,
+    only={"use_gated_mlp": (True, ", of whose files transformers itself reads no MLP")},
 )  # fmt: skip
 CLIP = Family(
     "clip_vision_model", CLIP_ROWS, (), {**TOWER_SETTINGS, **_alike("initializer_range")},
@@ -940,7 +904,8 @@ BLIP_2 = replace(BLIP, model_type="blip_2_vision_model", settings={**BLIP.settin
 INTERNVL = Family(
     "internvl_vision", INTERNVL_ROWS, (), INTERNVL_SETTINGS, VIT.fixed,
     ("projection_dropout", "use_absolute_position_embeddings", "use_mean_pooling", "use_qk_norm", "use_mask_token"),
-    _read_internvl, _write_internvl, _check_internvl, square=True, pools=NOTHING,
+    _read_internvl, _write_internvl, equal=[("projection_dropout", "hidden_dropout_prob")], check=_check_internvl,
+    square=True, pools=NOTHING,
 )  # fmt: skip
 QIANFAN_OCR = replace(
     INTERNVL, model_type="qianfan_ocr_vision", rows=QIANFAN_ROWS, on_disk=QIANFAN_ON_DISK,
@@ -951,7 +916,7 @@ INTERN_VIT = replace(QIANFAN_OCR, on_disk=INTERN_VIT_ON_DISK, pools="")
 SIGLIP = Family(
     "siglip_vision_model", SIGLIP_ROWS, (), TOWER_SETTINGS,
     {"position_resampling": "bicubic", "use_class_token": False, "pooling": "mean"},
-    ("vision_use_head",), write=_write_siglip, square=True,
+    ("vision_use_head",), square=True,
 )  # fmt: skip
 IDEFICS2 = Family(
     "idefics2_vision", SIGLIP_ROWS, (), {**TOWER_SETTINGS, **_alike("initializer_range")},
@@ -966,21 +931,23 @@ JANUS = Family(
     },
     {**SIGLIP.fixed, "embedding_dropout_prob": 0.0},
     ("mlp_ratio", "projection_dropout", "use_qk_norm", "depth", "projection_dim", "num_image_tokens"),
-    _read_janus, _write_janus, _check_janus, square=True, pools="returns its first patch, normalised twice",
+    _read_janus, _write_janus, only={"use_qk_norm": (False, ", which the class itself cannot compute")},
+    equal=[("projection_dropout", "hidden_dropout_rate")], square=True,
+    pools="returns its first patch, normalised twice",
 )  # fmt: skip
 SIGLIP2 = Family(
     "siglip2_vision_model", SIGLIP_ROWS, (), {ours: theirs for ours, theirs in TOWER_SETTINGS.items()
                                               if ours != "image_size"},
     {"position_resampling": "bilinear_antialias", "use_class_token": False, "pooling": "mean",
      "patch_projection": "linear"},
-    ("vision_use_head", "num_patches"), _read_siglip2, _write_siglip2, _check_siglip2, square=True,
+    ("vision_use_head", "num_patches"), _read_siglip2, _write_siglip2, check=_check_siglip2, square=True,
     many_sizes=True,
 )  # fmt: skip
 AIMV2 = Family(
     "aimv2_vision_model", AIMV2_ROWS, (), AIMV2_SETTINGS,
     {"use_class_token": False, "pooling": "mean", "norm_type": "rms_norm", "mlp_type": "swiglu",
      "patch_post_norm": True},
-    ("use_head",), write=lambda config: {"use_head": config.pooling == "query"}, square=True,
+    ("use_head",), square=True,
 )  # fmt: skip
 PIXTRAL = Family(
     "pixtral", PIXTRAL_ROWS, (),
@@ -988,13 +955,12 @@ PIXTRAL = Family(
     {"layer_norm_eps": 1e-5, "norm_type": "rms_norm", "final_norm": "none", "mlp_type": "swiglu",
      "embedding_norm": True, "use_class_token": False, "pooling": "mean", "position_embedding_type": "none",
      **dict.fromkeys(("patch_bias", "qkv_bias", "attention_output_bias", "mlp_bias"), False)},
-    ("rope_parameters", "head_dim"), _read_theta(PIXTRAL_ROPE), _write_theta, _check_pixtral, square=True,
+    ("rope_parameters", "head_dim"), _read_theta(PIXTRAL_ROPE), _write_theta, check=_check_pixtral, square=True,
 )  # fmt: skip
 MLCD = replace(
     CLIP, model_type="mlcd_vision_model", rows=MLCD_ROWS, fixed={**CLIP.fixed, "position_embedding_type": "none"},
     unread=(*CLIP.unread, "rope_parameters", "num_key_value_groups"),
-    read=_read_theta(MLCD_ROPE), write=lambda config: {**_write_theta(config), "num_key_value_groups": 1},
-    check=_check_mlcd,
+    read=_read_theta(MLCD_ROPE), write=_write_theta, only={"num_key_value_groups": (1, "")}, check=_check_theta,
 )  # fmt: skip
 QWEN3_VL = Family(
     "qwen3_vl_vision", QWEN3_VL_ROWS, (), QWEN3_VL_SETTINGS,
@@ -1003,7 +969,8 @@ QWEN3_VL = Family(
     ("rope_parameters", "num_position_embeddings", "spatial_merge_size", *MERGER_SETTINGS),
     _read_qwen3_vl,
     lambda config: {**_write_theta(config), "num_position_embeddings": math.prod(config.grid_size)},
-    _check_qwen3_vl, square=True, is_bare=False, left_out=MERGER_SETTINGS,
+    only={"spatial_merge_size": (2, ": expected 2")}, check=_check_qwen3_vl, square=True, is_bare=False,
+    left_out=MERGER_SETTINGS,
 )  # fmt: skip
 
 # Classes
@@ -1078,11 +1045,12 @@ def _any_intern_pooling(config: PlainViTConfig) -> dict[str, Any]:
     return {**_mask_token(config), **pooling}
 
 
-def _pooling(pooling: str, name: str) -> Head:
-    """Return a pooling that there is if there is a tensor of this name."""
+def _pooling(pooling: str, name: str, setting: str) -> Head:
+    """Return a pooling that a setting adds, and that there is if there is a tensor of this name."""
     there = {"pooling": pooling}
     return Head(
         read=lambda tensors, settings: there if name in tensors else {},
+        write=lambda config: {setting: config.pooling == pooling},
         any_value=lambda config: there if config.pooling == pooling else {},
     )
 
@@ -1120,10 +1088,12 @@ BEIT_CLASSIFIER = replace(CLASSIFIER, read=_read_beit_pooler)
 WITH_MASK_TOKEN = Head(any_value=_mask_token)
 CLASSIFIER_WITH_MASK_TOKEN = replace(CLASSIFIER, any_value=_mask_token)
 INTERN_POOLING = Head(any_value=_any_intern_pooling)
-ATTENTION_POOLING, QUERY_POOLING = _pooling("map", "head.probe"), _pooling("query", "head.cls_token")
+ATTENTION_POOLING = _pooling("map", "head.probe", "vision_use_head")
+QUERY_POOLING = _pooling("query", "head.cls_token", "use_head")
+IN_FILES_ONLY = Head(read=ATTENTION_POOLING.read)  # a file may have the pooling, and the class has not
+CLASSIFIER_WITHOUT_POOLING = replace(CLASSIFIER, write=lambda config: {"vision_use_head": False})
 
 UNREAD_HEAD = tuple((name, "the pooling head, which no logit reads") for name in ("*head.*", "vision_model.use_head"))
-HEADLESS = {"vision_use_head": False}
 UNREAD_NORM = (("*post_layernorm.*", "the norm of the pooled token, which no logit reads"),)
 MEAN_BEFORE_NORM = {"pooling": "mean", "final_norm": "none"}
 UNREAD_POOLER = (("*pooler.dense.*", "a pooler that no logit reads"),)
@@ -1138,14 +1108,12 @@ class Architecture:
         head: What it has after the encoder.
         fields: Our fields that the class determines.
         ignored: Patterns of its tensors that our model does not use, with the reason.
-        settings: Settings with which it lacks tensors that our model does not use.
     """
 
     family: Family
     head: Head = NO_HEAD
     fields: Mapping[str, Any] = field(default_factory=dict)
     ignored: Sequence[tuple[str, str]] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 MERGERS = tuple((name, "merges tokens for the language model") for name in ("merger.*", "deepstack_*"))
@@ -1210,13 +1178,13 @@ ARCHITECTURES = {
     "QianfanOCRVisionModel": Architecture(QIANFAN_OCR, INTERN_POOLING),
     "InternVisionModel": Architecture(INTERN_VIT, INTERN_POOLING, {"pooling": "cls", "final_norm": "none"}),
     "SiglipVisionModel": Architecture(SIGLIP, ATTENTION_POOLING),
-    "SiglipForImageClassification": Architecture(SIGLIP, CLASSIFIER, ignored=UNREAD_HEAD, settings=HEADLESS),
-    "Idefics2VisionTransformer": Architecture(IDEFICS2),
-    "Idefics3VisionTransformer": Architecture(replace(IDEFICS2, model_type="idefics3_vision")),
-    "SmolVLMVisionTransformer": Architecture(replace(IDEFICS2, model_type="smolvlm_vision")),
+    "SiglipForImageClassification": Architecture(SIGLIP, CLASSIFIER_WITHOUT_POOLING, ignored=UNREAD_HEAD),
+    "Idefics2VisionTransformer": Architecture(IDEFICS2, IN_FILES_ONLY),
+    "Idefics3VisionTransformer": Architecture(replace(IDEFICS2, model_type="idefics3_vision"), IN_FILES_ONLY),
+    "SmolVLMVisionTransformer": Architecture(replace(IDEFICS2, model_type="smolvlm_vision"), IN_FILES_ONLY),
     "JanusVisionModel": Architecture(JANUS),
     "Siglip2VisionModel": Architecture(SIGLIP2, ATTENTION_POOLING),
-    "Siglip2ForImageClassification": Architecture(SIGLIP2, CLASSIFIER, ignored=UNREAD_HEAD, settings=HEADLESS),
+    "Siglip2ForImageClassification": Architecture(SIGLIP2, CLASSIFIER_WITHOUT_POOLING, ignored=UNREAD_HEAD),
     "Aimv2VisionModel": Architecture(AIMV2, QUERY_POOLING),
     "PixtralVisionModel": Architecture(PIXTRAL),
     "MLCDVisionModel": Architecture(MLCD),

@@ -292,7 +292,7 @@ class TransformersFormat(Format):
         architecture = _architecture(name)
         on_disk, prefix = ("4.x" in words, "") if words else _names_in_modules(name)
         encoder = architecture.family.rows_of(config, on_disk)
-        encoder = [replace(row, source=_prefixed(row.source, prefix)) for row in encoder]
+        encoder = [replace(row, source=tuple(prefix + name for name in row.sources)) for row in encoder]
         return [*encoder, *architecture.head.rows]
 
     def independent_module(self, description: Description, settings: Mapping[str, Any]) -> nn.Module | None:
@@ -305,9 +305,9 @@ class TransformersFormat(Format):
         tower = _tower_config(whole)
         whole.num_labels = config.num_labels or 0  # the caller may name other labels, or drop the classifier
         # Parts that the tensors show to exist or not, whatever config.json says: a tower may be saved without its head.
-        shown = {name: value for name, value in _settings_for(config, architecture).items() if name in SHOWN_BY_TENSORS}
         left_out = {name: getattr(type(tower)(), name) for name in architecture.family.left_out if hasattr(tower, name)}
-        for setting, value in {**shown, **architecture.settings, **left_out}.items():
+        shown = {name: value for name, value in architecture.head.write(config).items() if name in SHOWN_BY_TENSORS}
+        for setting, value in {**shown, **left_out}.items():
             setattr(tower, setting, value)
         return kind(whole if isinstance(whole, kind.config_class) else tower, **architecture.head.options(config))
 
@@ -443,10 +443,6 @@ def _prefix(names: Collection[str]) -> str | None:
 def _tower_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the vision tower's configuration if `config` contains one, otherwise `config` itself."""
     return getattr(config, "vision_config", config)
-
-
-def _prefixed(source: str | tuple[str, ...], prefix: str) -> str | tuple[str, ...]:
-    return prefix + source if isinstance(source, str) else tuple(prefix + name for name in source)
 
 
 @functools.cache
@@ -627,7 +623,7 @@ def _read_head(
     fields |= architecture.head.read(tensors, settings)
     if architecture.head.is_decoder and settings["encoder_stride"] != settings["patch_size"]:
         faults = [f"encoder_stride={settings['encoder_stride']} beside patch_size={settings['patch_size']}"]
-    faults += architecture.family.check(settings)
+    faults += architecture.family.faults(settings)
     for size in ("image_size", "patch_size"):
         if size in settings and architecture.family.square and len(set(pair(settings[size]))) > 1:
             faults.append(f"{size}={settings[size]}: the class itself takes the grid for a square")
@@ -726,7 +722,7 @@ def _recipe(config: PlainViTConfig, name: str) -> tuple[PreTrainedConfig, dict[s
         raise ExportError(f"transformers' {name} cannot represent this model{REMEDY}:", lost)
     stock = config_class(name, architecture.family.model_type)(**_settings_for(config, architecture))
     if not isinstance(stock, own := class_named(name).config_class):
-        stock = own(vision_config={**stock.to_dict(), **architecture.settings})
+        stock = own(vision_config=stock.to_dict())
     if config.num_labels:
         stock.id2label, stock.label2id = copy.copy(config.id2label), copy.copy(config.label2id)
         stock.problem_type = config.problem_type
