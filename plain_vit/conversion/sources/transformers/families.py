@@ -342,16 +342,6 @@ QWEN3_VL_ROWS = [
 ]
 MERGER = "merger.norm.weight"  # of Qwen3-VL, whose patch projection is called as timm's
 
-# Names of the patch projection, by which an encoder is found; what precedes them is the prefix of the encoder.
-PATCHES = (
-    *(
-        f"embeddings.{name}.weight"
-        for name in ("patch_embeddings.projection", "patch_embeddings", "patch_embedding", "patch_embed")
-    ),
-    "patch_embed.projection.weight",  # Sapiens2
-    "patch_conv.weight",  # Pixtral
-    MERGER,
-)
 # Ends of names of which every file has one, and none of our models: their patch projection may have the same name.
 NOT_OURS = (
     "position_embeddings",
@@ -393,8 +383,9 @@ def _alike(*names: str) -> dict[str, str]:
 
 SIZES = _alike("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "image_size",
                "patch_size", "num_channels", "hidden_act")  # fmt: skip
-BACKBONE = _alike("apply_layernorm", "reshape_hidden_states")
-BACKBONE |= {"_out_features": "out_features", "_out_indices": "out_indices"}
+BACKBONE = _alike("apply_layernorm", "reshape_hidden_states") | {
+    "_out_features": "out_features", "_out_indices": "out_indices",
+}  # fmt: skip
 VIT_SETTINGS = SIZES | _alike(
     "layer_norm_eps", "qkv_bias", "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"
 )
@@ -454,7 +445,7 @@ BOOKKEEPING = {
 AROUND = {"num_image_tokens", "num_positions", "projection_dim", "projector_hidden_act", "vocab_size"}
 
 
-# What a LayerScale of a model that has none would be.
+# What settings say where our field is None: a LayerScale that our model lacks multiplies by 1.
 IF_NONE = {"layer_scale_init_value": 1.0}
 
 
@@ -482,6 +473,7 @@ class Family:
         drop_path_rises: Whether `drop_path_rate` is of the last block, as ours is, and not of every block.
         loader: The class of the whole model and the tower's place in it, if only that reads the tower's files.
         left_out: Settings of layers whose tensors are ignored.
+        mark: The name by which an encoder is found, if its patch projection is called as that of another source.
     """
 
     model_type: str
@@ -503,6 +495,7 @@ class Family:
     drop_path_rises: bool = False
     loader: tuple[str, str] | None = None
     left_out: tuple[str, ...] = ()
+    mark: str | None = None
 
     def fields(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of our config that their settings determine."""
@@ -970,7 +963,7 @@ QWEN3_VL = Family(
     _read_qwen3_vl,
     lambda config: {**_write_theta(config), "num_position_embeddings": math.prod(config.grid_size)},
     only={"spatial_merge_size": (2, ": expected 2")}, check=_check_qwen3_vl, square=True, is_bare=False,
-    left_out=MERGER_SETTINGS,
+    left_out=MERGER_SETTINGS, mark=MERGER,
 )  # fmt: skip
 
 # Classes
@@ -1194,6 +1187,13 @@ ARCHITECTURES = {
     },
 }
 
+# Names by which an encoder is found; what precedes them is the prefix of the encoder.
+PATCHES = {
+    one.family.mark or row.sources[0]
+    for one in ARCHITECTURES.values()
+    for row in (*one.family.rows, *one.family.on_disk)
+    if row.ours == KERNEL
+}
 # Classes to export to, in the order in which they are tried. MSN and MAE are ViTs: callers name their classes.
 CANDIDATES = {
     "masked": ["ViTForMaskedImageModeling", "DeiTForMaskedImageModeling"],

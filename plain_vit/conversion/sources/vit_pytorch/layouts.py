@@ -236,7 +236,7 @@ def nested_attention(name: str) -> Names:
     }
 
 
-def around(
+def na_vit(
     attention: Callable[[str], Names], pixel_norm: Mapping[str, str] = GAINS, norm: Mapping[str, str] = GAINS
 ) -> Names:
     """Return the table of a na_vit, from the table of its attention and the ends of the names in its norms."""
@@ -262,8 +262,8 @@ def around(
     }
 
 
-NA_VIT: Names = around(na_vit_attention)
-NESTED_NA_VIT: Names = around(nested_attention, {".weight": ".weight", ".bias": ".bias"}, {"": ""})
+NA_VIT: Names = na_vit(na_vit_attention)
+NESTED_NA_VIT: Names = na_vit(nested_attention, {".weight": ".weight", ".bias": ".bias"}, {"": ""})
 
 
 @dataclass(frozen=True, eq=False)
