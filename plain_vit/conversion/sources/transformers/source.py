@@ -739,7 +739,8 @@ def _unread_tensors(name: str, config: PlainViTConfig, like: torch.Tensor) -> di
     """
     stock, options = _recipe(config, name)
     setattr(_tower_config(stock), _architecture(name).family.settings["num_hidden_layers"], 0)
-    fresh = class_named(name)(stock, **options).state_dict()
+    with torch.random.fork_rng(devices=[]):
+        fresh = class_named(name)(stock, **options).state_dict()
     made = sources_of(TRANSFORMERS.rows(config, name), empty_model(config).state_dict())
     read = {source for sources in made.values() for source in sources}
     return {one: fresh[one].to(like) for one in fresh if one not in read}
