@@ -108,6 +108,11 @@ def _attention_rows(
     return [Row(f"{source}.{theirs}", f"{LAYER}.attention.{ours}_proj") for theirs, ours in names]
 
 
+def _renamed(rows: Sequence[Row], name: str, other: str) -> list[Row]:
+    """Return the rows with a part of the name in the source, with another instead."""
+    return [replace(row, source=row.sources[0].replace(name, other)) for row in rows if name in row.sources[0]]
+
+
 def _with_rows(rows: Sequence[Row], changed: Sequence[Row]) -> list[Row]:
     """Return a table with some rows changed: in place of those that fill the same tensors."""
     elsewhere = {name for row in changed for name in row.targets}
@@ -849,10 +854,7 @@ DATA2VEC_VISION = replace(
 )  # fmt: skip
 DINOV3 = Family(
     "dinov3_vit", DINOV3_ROWS,
-    [replace(row, source=str(row.source).removeprefix("model."))
-     for row in DINOV3_ROWS if str(row.source).startswith("model.")],
-    DINOV3_SETTINGS,
-    {"position_embedding_type": "none"},
+    _renamed(DINOV3_ROWS, "model.layer", "layer"), DINOV3_SETTINGS, {"position_embedding_type": "none"},
     (*DINO, "value_bias", "key_bias", "use_gated_mlp", *DINOV3_ROPE.values(), "return_class_token"),
     _read_dinov3, _write_dinov3, equal=[("value_bias", "query_bias")],
 )  # fmt: skip
@@ -875,11 +877,7 @@ CLIP = Family(
 METACLIP_2 = replace(CLIP, model_type="metaclip_2_vision_model")
 ALTCLIP = replace(  # transformers 5 applies the text model's old names to the whole file of an AltCLIPModel
     CLIP, model_type="altclip_vision_model",
-    on_disk=[
-        replace(row, source=row.source.replace(".layers.", ".layer."))
-        for row in CLIP_ROWS
-        if isinstance(row.source, str) and ".layers." in row.source
-    ],
+    on_disk=_renamed(CLIP_ROWS, ".layers.", ".layer."),
     loader=("AltCLIPModel", "vision_model."),
 )  # fmt: skip
 OWLVIT = replace(CLIP, model_type="owlvit_vision_model", rows=OWLVIT_ROWS)
@@ -1086,10 +1084,16 @@ QUERY_POOLING = _pooling("query", "head.cls_token", "use_head")
 IN_FILES_ONLY = Head(read=ATTENTION_POOLING.read)  # a file may have the pooling, and the class has not
 CLASSIFIER_WITHOUT_POOLING = replace(CLASSIFIER, write=lambda config: {"vision_use_head": False})
 
-UNREAD_HEAD = tuple((name, "the pooling head, which no logit reads") for name in ("*head.*", "vision_model.use_head"))
-UNREAD_NORM = (("*post_layernorm.*", "the norm of the pooled token, which no logit reads"),)
+
+def _ignored(reason: str, *patterns: str) -> tuple[tuple[str, str], ...]:
+    """Return patterns of tensors that our model does not use, each with the reason."""
+    return tuple((pattern, reason) for pattern in patterns)
+
+
+UNREAD_HEAD = _ignored("the pooling head, which no logit reads", "*head.*", "vision_model.use_head")
+UNREAD_NORM = _ignored("the norm of the pooled token, which no logit reads", "*post_layernorm.*")
 MEAN_BEFORE_NORM = {"pooling": "mean", "final_norm": "none"}
-UNREAD_POOLER = (("*pooler.dense.*", "a pooler that no logit reads"),)
+UNREAD_POOLER = _ignored("a pooler that no logit reads", "*pooler.dense.*")
 
 
 @dataclass(frozen=True)
@@ -1109,7 +1113,8 @@ class Architecture:
     ignored: Sequence[tuple[str, str]] = ()
 
 
-MERGERS = tuple((name, "merges tokens for the language model") for name in ("merger.*", "deepstack_*"))
+MERGERS = _ignored("merges tokens for the language model", "merger.*", "deepstack_*")
+NO_REGISTERS = _ignored("empty where there are no registers", "embeddings.register_tokens", "storage_tokens")
 QWENS = {"Qwen3VL": "qwen3_vl", "Qwen3VLMoe": "qwen3_vl_moe", "Qwen3_5": "qwen3_5", "Qwen3_5Moe": "qwen3_5_moe"}
 CLS_MEAN = {"pooling": "cls_mean"}
 AS_REGISTER = {"num_register_tokens": 1}  # no head reads the distillation token
@@ -1141,15 +1146,8 @@ ARCHITECTURES = {
     "BeitForImageClassification": Architecture(BEIT, BEIT_CLASSIFIER),
     "Data2VecVisionModel": Architecture(DATA2VEC_VISION, BEIT_POOLER),
     "Data2VecVisionForImageClassification": Architecture(DATA2VEC_VISION, BEIT_CLASSIFIER),
-    "DINOv3ViTModel": Architecture(
-        DINOV3, WITH_MASK_TOKEN, ignored=(("embeddings.register_tokens", "empty where there are no registers"),)
-    ),
-    "Sapiens2Model": Architecture(
-        SAPIENS2,
-        ignored=tuple(
-            (name, "empty where there are no registers") for name in ("embeddings.register_tokens", "storage_tokens")
-        ),
-    ),
+    "DINOv3ViTModel": Architecture(DINOV3, WITH_MASK_TOKEN, ignored=NO_REGISTERS[:1]),
+    "Sapiens2Model": Architecture(SAPIENS2, ignored=NO_REGISTERS),
     "CLIPVisionModel": Architecture(CLIP),
     "CLIPVisionModelWithProjection": Architecture(CLIP, PROJECTION),
     "CLIPForImageClassification": Architecture(CLIP, CLASSIFIER, MEAN_BEFORE_NORM, UNREAD_NORM),
@@ -1228,14 +1226,11 @@ class Container:
 
 
 TEXT = (
-    ("text_*", "the text model and the projection after it"),
-    ("logit_scale", "compares images with texts"),
-    ("logit_bias", "compares images with texts"),
+    *_ignored("the text model and the projection after it", "text_*"),
+    *_ignored("compares images with texts", "logit_scale", "logit_bias"),
 )
 BESIDE = (*TEXT, ("visual_projection.*", "the projection beside the text model's"))
-DETECTION = tuple(
-    (f"{name}.*", "of the detector") for name in ("box_head", "class_head", "objectness_head", "layer_norm")
-)
+DETECTION = _ignored("of the detector", "box_head.*", "class_head.*", "objectness_head.*", "layer_norm.*")
 
 
 def _inside(ignored: Sequence[tuple[str, str]], path: str) -> tuple[tuple[str, str], ...]:
@@ -1247,21 +1242,15 @@ CONTAINERS = {
     "Dinov2Backbone": Container("Dinov2Model", whole=True),
     "Dinov2WithRegistersBackbone": Container("Dinov2WithRegistersModel", whole=True),
     **{
-        f"DPTFor{task}": Container(
-            "DPTModel", tuple((f"{name}.*", "of the task") for name in ("neck", "head", "auxiliary_head"))
-        )
+        f"DPTFor{task}": Container("DPTModel", _ignored("of the task", "neck.*", "head.*", "auxiliary_head.*"))
         for task in ("DepthEstimation", "SemanticSegmentation")
     },
     "BeitBackbone": Container("BeitModel"),
-    "BeitForMaskedImageModeling": Container(
-        "BeitModel", tuple((f"{name}.*", "predicts visual words") for name in ("layernorm", "lm_head"))
-    ),
+    "BeitForMaskedImageModeling": Container("BeitModel", _ignored("predicts visual words", "layernorm.*", "lm_head.*")),
     "DINOv3ViTBackbone": Container("DINOv3ViTModel", whole=True),
     "Sapiens2Backbone": Container("Sapiens2Model", whole=True),
     **{
-        f"Sapiens2For{task}": Container(
-            "Sapiens2Model", tuple((f"{name}_head.*", "of the task") for name in ("decode", "scale"))
-        )
+        f"Sapiens2For{task}": Container("Sapiens2Model", _ignored("of the task", "decode_head.*", "scale_head.*"))
         for task in ("ImageMatting", "NormalEstimation", "PointmapEstimation", "PoseEstimation", "SemanticSegmentation")
     },
     "CLIPModel": Container("CLIPVisionModelWithProjection", TEXT, whole=True),
