@@ -254,6 +254,11 @@ def sources_of(rows: Sequence[Row], names: Collection[str]) -> dict[str, tuple[s
     return {name: group.sources for group in groups for name in group.ours}
 
 
+def ignoring(reason: str, *patterns: str) -> tuple[tuple[str, str], ...]:
+    """Return patterns of source names that our model does not use, each with the reason."""
+    return tuple((pattern, reason) for pattern in patterns)
+
+
 def ignored_names(names: Collection[str], ignored: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Return the names that match a pattern, each with the reason of the first pattern that it matches."""
     reasons: dict[str, str] = {}

@@ -14,7 +14,7 @@ from torch import nn
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import CheckpointError, ExportError
 from ...tables.compare_modules import class_path
-from ...tables.engine import IDENTITY, KERNEL_TO_PIXELS, Row, revert
+from ...tables.engine import IDENTITY, KERNEL_TO_PIXELS, Row, ignoring, revert
 from ...tables.format import Description, Hints, Inference, NamedFormat, Probes, StateDict, write_state_dict
 from ..timm.eva import originals
 from ..timm.source import TIMM
@@ -32,14 +32,11 @@ WHOLE_MODELS = {
 
 # Tensors of a whole model outside the image tower.
 BESIDE = (
-    *((f"{name}*", "the text tower") for name in ("text.", "transformer.", "token_embedding.", "ln_final.")),
-    *(
-        (name, "the text tower")
-        for name in ("positional_embedding", "text_projection", "text_projection.*", "attn_mask")
-    ),
-    ("text_decoder.*", "the decoder of captions"),
-    *((name, "compares images with texts") for name in ("logit_scale", "logit_bias")),
-    *((name, "a setting of OpenAI's model") for name in ("input_resolution", "context_length", "vocab_size")),
+    *ignoring("the text tower", "text.*", "transformer.*", "token_embedding.*", "ln_final.*", "positional_embedding"),
+    *ignoring("the text tower", "text_projection", "text_projection.*", "attn_mask"),
+    *ignoring("the decoder of captions", "text_decoder.*"),
+    *ignoring("compares images with texts", "logit_scale", "logit_bias"),
+    *ignoring("a setting of OpenAI's model", "input_resolution", "context_length", "vocab_size"),
 )
 
 BLOCK, LAYER = originals.RESBLOCK, originals.LAYER

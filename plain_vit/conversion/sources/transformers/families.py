@@ -23,6 +23,7 @@ from ...tables.engine import (
     Tensors,
     Transform,
     each,
+    ignoring,
     in_proj_rows,
     split,
 )
@@ -1084,16 +1085,10 @@ QUERY_POOLING = _pooling("query", "head.cls_token", "use_head")
 IN_FILES_ONLY = Head(read=ATTENTION_POOLING.read)  # a file may have the pooling, and the class has not
 CLASSIFIER_WITHOUT_POOLING = replace(CLASSIFIER, write=lambda config: {"vision_use_head": False})
 
-
-def _ignored(reason: str, *patterns: str) -> tuple[tuple[str, str], ...]:
-    """Return patterns of tensors that our model does not use, each with the reason."""
-    return tuple((pattern, reason) for pattern in patterns)
-
-
-UNREAD_HEAD = _ignored("the pooling head, which no logit reads", "*head.*", "vision_model.use_head")
-UNREAD_NORM = _ignored("the norm of the pooled token, which no logit reads", "*post_layernorm.*")
+UNREAD_HEAD = ignoring("the pooling head, which no logit reads", "*head.*", "vision_model.use_head")
+UNREAD_NORM = ignoring("the norm of the pooled token, which no logit reads", "*post_layernorm.*")
 MEAN_BEFORE_NORM = {"pooling": "mean", "final_norm": "none"}
-UNREAD_POOLER = _ignored("a pooler that no logit reads", "*pooler.dense.*")
+UNREAD_POOLER = ignoring("a pooler that no logit reads", "*pooler.dense.*")
 
 
 @dataclass(frozen=True)
@@ -1113,8 +1108,8 @@ class Architecture:
     ignored: Sequence[tuple[str, str]] = ()
 
 
-MERGERS = _ignored("merges tokens for the language model", "merger.*", "deepstack_*")
-NO_REGISTERS = _ignored("empty where there are no registers", "embeddings.register_tokens", "storage_tokens")
+MERGERS = ignoring("merges tokens for the language model", "merger.*", "deepstack_*")
+NO_REGISTERS = ignoring("empty where there are no registers", "embeddings.register_tokens", "storage_tokens")
 QWENS = {"Qwen3VL": "qwen3_vl", "Qwen3VLMoe": "qwen3_vl_moe", "Qwen3_5": "qwen3_5", "Qwen3_5Moe": "qwen3_5_moe"}
 CLS_MEAN = {"pooling": "cls_mean"}
 AS_REGISTER = {"num_register_tokens": 1}  # no head reads the distillation token
@@ -1226,11 +1221,11 @@ class Container:
 
 
 TEXT = (
-    *_ignored("the text model and the projection after it", "text_*"),
-    *_ignored("compares images with texts", "logit_scale", "logit_bias"),
+    *ignoring("the text model and the projection after it", "text_*"),
+    *ignoring("compares images with texts", "logit_scale", "logit_bias"),
 )
 BESIDE = (*TEXT, ("visual_projection.*", "the projection beside the text model's"))
-DETECTION = _ignored("of the detector", "box_head.*", "class_head.*", "objectness_head.*", "layer_norm.*")
+DETECTION = ignoring("of the detector", "box_head.*", "class_head.*", "objectness_head.*", "layer_norm.*")
 
 
 def _inside(ignored: Sequence[tuple[str, str]], path: str) -> tuple[tuple[str, str], ...]:
@@ -1242,15 +1237,15 @@ CONTAINERS = {
     "Dinov2Backbone": Container("Dinov2Model", whole=True),
     "Dinov2WithRegistersBackbone": Container("Dinov2WithRegistersModel", whole=True),
     **{
-        f"DPTFor{task}": Container("DPTModel", _ignored("of the task", "neck.*", "head.*", "auxiliary_head.*"))
+        f"DPTFor{task}": Container("DPTModel", ignoring("of the task", "neck.*", "head.*", "auxiliary_head.*"))
         for task in ("DepthEstimation", "SemanticSegmentation")
     },
     "BeitBackbone": Container("BeitModel"),
-    "BeitForMaskedImageModeling": Container("BeitModel", _ignored("predicts visual words", "layernorm.*", "lm_head.*")),
+    "BeitForMaskedImageModeling": Container("BeitModel", ignoring("predicts visual words", "layernorm.*", "lm_head.*")),
     "DINOv3ViTBackbone": Container("DINOv3ViTModel", whole=True),
     "Sapiens2Backbone": Container("Sapiens2Model", whole=True),
     **{
-        f"Sapiens2For{task}": Container("Sapiens2Model", _ignored("of the task", "decode_head.*", "scale_head.*"))
+        f"Sapiens2For{task}": Container("Sapiens2Model", ignoring("of the task", "decode_head.*", "scale_head.*"))
         for task in ("ImageMatting", "NormalEstimation", "PointmapEstimation", "PoseEstimation", "SemanticSegmentation")
     },
     "CLIPModel": Container("CLIPVisionModelWithProjection", TEXT, whole=True),

@@ -20,6 +20,7 @@ from ....tables.engine import (
     Row,
     Tensors,
     Transform,
+    ignoring,
     in_proj_rows,
 )
 from ....tables.format import Description
@@ -43,9 +44,9 @@ IGNORED = {
     EVA02_FUSED: SINES,
     PERCEPTION: (),
     PERCEPTION_WHOLE: (
-        *((f"{name}.*", "the text tower") for name in ("transformer", "token_embedding", "ln_final")),
-        *((name, "the text tower") for name in ("positional_embedding", "text_projection", "attn_mask")),
-        ("logit_scale", "compares images with texts"),
+        *ignoring("the text tower", "transformer.*", "token_embedding.*", "ln_final.*"),
+        *ignoring("the text tower", "positional_embedding", "text_projection", "attn_mask"),
+        *ignoring("compares images with texts", "logit_scale"),
     ),
 }  # fmt: skip
 
