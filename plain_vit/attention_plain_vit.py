@@ -7,7 +7,7 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from .configuration_plain_vit import PlainViTConfig
 from .initialization_plain_vit import FreshWeights, init_as
 from .layers_plain_vit import NORMS, cast_once, dropout_or_none, norm_or_identity, norm_or_none, optional
 from .packed_plain_vit import PLAIN, Places, refuse_unmasked
-from .positions_plain_vit import relative_position_bias
+from .positions_plain_vit import DecomposedRelativePositionBias, Windows, relative_position_bias
 
 # Kernels
 
@@ -208,6 +208,23 @@ class PlainViTAttention(Attention):
         return query, self.k_proj(hidden_states).unflatten(-1, heads), self.v_proj(hidden_states).unflatten(-1, heads)
 
 
+class PlainViTWindowAttention(PlainViTAttention):
+    """Self-attention within windows of the patch grid."""
+
+    def __init__(self, config: PlainViTConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        if self.relative_position_bias is not None:
+            self.relative_position_bias = DecomposedRelativePositionBias(config, config.window_of(layer_idx))
+
+    def forward(
+        self, hidden_states: torch.Tensor, bias: torch.Tensor | None = None, places: Places = PLAIN, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        windows = cast(Windows, places.windows)
+        inside = places._replace(distances=windows.distances, num_output_tokens=None)
+        attended, weights = super().forward(windows.cut(hidden_states), bias, inside, **kwargs)
+        return places.first(windows.join(attended)), None if weights is None else windows.spread(weights)
+
+
 class PlainViTDifferentialAttention(Attention):
     """Attention with the difference of two maps, which cancels common noise (Ye et al. 2024, section 2.1)."""
 
@@ -339,6 +356,11 @@ ATTENTIONS: dict[str, Callable[[PlainViTConfig, int], nn.Module]] = {
     "talking_heads": TalkingHeadsAttention,
     "locality": LocalityAttention,
 }
+
+
+def attention_of(config: PlainViTConfig, layer_idx: int) -> Callable[[PlainViTConfig, int], nn.Module]:
+    """Return the attention of a block."""
+    return ATTENTIONS[config.attention_type] if config.window_of(layer_idx) is None else PlainViTWindowAttention
 
 
 def output_projection(config: PlainViTConfig) -> nn.Module:

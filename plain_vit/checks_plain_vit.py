@@ -18,6 +18,7 @@ LARGEST = {
     **dict.fromkeys(("hidden_size", "head_dim", "intermediate_size", "representation_size", "num_channels"), 2**20),
     "num_frames": 2**10,
     "relative_position_bias.mlp_size": 2**20,
+    "window_attention.size": 2**14,
     "pooling_intermediate_size": 2**20,
     "pooling_num_layers": MOST_LAYERS,
     **dict.fromkeys(("num_attention_heads", "num_register_tokens", "pooling_num_attention_heads"), 2**16),
@@ -151,6 +152,8 @@ def conflicts_in_positions(config: Any) -> tuple[tuple[bool, str], ...]:
     head_dim = config.attention_shape[1]
     rotary, relative = config.rope_parameters is not None, config.relative_position_bias is not None
     rope, bias = config.group("rope_parameters"), config.group("relative_position_bias")
+    windows, layers = config.window_attention is not None, config.group("window_attention")["global_layers"]
+    has_tokens = config.num_prefix_tokens + config.num_register_tokens > 0
     centered = rope["coordinates"] == "centered"
     return (
         (config.position_embedding_type == "sincos_2d" and config.hidden_size % 4 != 0,
@@ -183,6 +186,19 @@ def conflicts_in_positions(config: Any) -> tuple[tuple[bool, str], ...]:
         (bias["type"] == "query" and (bias["shared"] or rotary),
          'a relative position bias of type "query" has vectors in each block, and no source rotates its queries: set '
          'relative_position_bias={"type": "query", "shared": False} and rope_parameters=None'),
+        (bias["type"] == "decomposed" and (bias["shared"] or rotary or has_tokens),
+         'a relative position bias of type "decomposed" has vectors of patches in each block: set shared=False in '
+         "relative_position_bias, rope_parameters=None, use_class_token=False, use_distillation_token=False and "
+         "num_register_tokens=0"),
+        (windows and (config.attention_type != "self" or rotary or has_tokens or bool(config.patch_dropout_prob)),
+         'windows are cut from the whole grid of patches: set attention_type="self", rope_parameters=None, '
+         "use_class_token=False, use_distillation_token=False, num_register_tokens=0 and patch_dropout_prob=0"),
+        (windows and relative and bias["type"] != "decomposed",
+         f"a relative position bias of type \"{bias['type']}\" is not combined with windows by any source: set "
+         'type="decomposed" in relative_position_bias'),
+        (any(not 0 <= layer < config.num_hidden_layers for layer in layers),
+         f"window_attention.global_layers is {shown(layers)}: expected numbers of the {config.num_hidden_layers} "
+         "blocks, from 0"),
         (relative and bool(config.patch_dropout_prob),
          "patch dropout is not combined with a relative position bias by any source: set patch_dropout_prob=0"),
         (rotary and config.attention_type != "self",

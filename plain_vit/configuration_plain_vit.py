@@ -144,15 +144,16 @@ class RelativePositionBias:
 
     Args:
         type: "table" (a learned bias of each head for each distance: BEiT), "mlp" (computed from the distances by a
-            small network) or "query" (the product of each query and a learned vector of the offset: Dosovitskiy et al.
-            2021, appendix D.4).
+            small network), "query" (the product of each query and a learned vector of the offset: Dosovitskiy et al.
+            2021, appendix D.4) or "decomposed" (the products of each query and two learned vectors, of the distance
+            down and of the distance across: SAM).
         shared: Use one such bias in all blocks, instead of one for each.
         mlp_size: Width of that network.
         resampling: How a table or vectors are resampled to another grid: "bilinear" (transformers) or "geometric"
             (finer for short distances: BEiT's code, and timm's).
     """
 
-    type: Literal["table", "mlp", "query"] = "table"
+    type: Literal["table", "mlp", "query", "decomposed"] = "table"
     shared: bool = False
     mlp_size: int = 128
     resampling: Literal["bilinear", "geometric"] = "bilinear"
@@ -176,10 +177,26 @@ class ResNetStem:
     style: Literal["google", "timm"] = "google"
 
 
+@strict
+@dataclasses.dataclass
+class WindowAttention:
+    """Attention within square windows of the patch grid (Li et al. 2022): the keys of `window_attention`.
+
+    Args:
+        size: Side of a window in patches. The grid is padded with zeros at the right and at the bottom to whole
+            windows; the padding takes part in the attention of its window.
+        global_layers: Numbers of the blocks, from 0, that attend to the whole image.
+    """
+
+    size: int = 14
+    global_layers: list[int] | tuple[int, ...] = ()
+
+
 # Fields that are None without the part of the model that they describe.
 GROUPS = {
     "rope_parameters": RopeParameters,
     "relative_position_bias": RelativePositionBias,
+    "window_attention": WindowAttention,
     "resnet_stem": ResNetStem,
 }
 GROUP_DEFAULTS = {name: vars(kind()) for name, kind in GROUPS.items()}
@@ -189,8 +206,9 @@ GROUP_DEFAULTS = {name: vars(kind()) for name, kind in GROUPS.items()}
 class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     """Configuration of a plain Vision Transformer.
 
-    Sizes are (height, width) in pixels; an int means a square. `rope_parameters`, `relative_position_bias` and
-    `resnet_stem` are dicts, whose missing keys get their defaults, or None for a model without that part.
+    Sizes are (height, width) in pixels; an int means a square. `rope_parameters`, `relative_position_bias`,
+    `window_attention` and `resnet_stem` are dicts, whose missing keys get their defaults, or None for a model without
+    that part.
 
     Args:
         hidden_size: Width of a token.
@@ -230,6 +248,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             top left, which keeps the aspect ratio (timm's NaFlexVit).
         rope_parameters: Rotation of queries and keys by the place of their patch: see `RopeParameters`.
         relative_position_bias: Bias on the attention scores by the distance of two tokens: see `RelativePositionBias`.
+        window_attention: Attention within windows, in some of the blocks or in all: see `WindowAttention`.
         block_type: "sequential" (pre-norm), "post_norm" (the norm ends each residual branch), "parallel" (attention and
             MLP in parallel after one norm: ViT-22B) or "branches" (several attentions, then several MLPs, summed).
         num_branches: Number of attentions and of MLPs in a block of type "branches".
@@ -336,6 +355,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     position_resampling_to_square: bool = False
     rope_parameters: dict[str, Any] | None = None
     relative_position_bias: dict[str, Any] | None = None
+    window_attention: dict[str, Any] | None = None
 
     block_type: Literal["sequential", "post_norm", "parallel", "branches"] = "sequential"
     num_branches: int = 1
@@ -498,6 +518,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             setattr(self, name, pair[0] if is_one_number else pair)
         if self.resnet_stem is not None:
             self.resnet_stem["depths"] = tuple(self.resnet_stem["depths"])
+        if self.window_attention is not None:
+            self.window_attention["global_layers"] = tuple(self.window_attention["global_layers"])
         if self.rope_parameters is not None and self.rope_parameters["reference_grid"] is not None:
             grid = (*self.rope_parameters["reference_grid"],)
             if len(grid) != 2 or not all(1 <= side <= MOST_PIXELS for side in grid):
@@ -724,9 +746,14 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         """Return a group of fields by key: the defaults where the model lacks the part that they describe.
 
         Args:
-            name: "rope_parameters", "relative_position_bias" or "resnet_stem".
+            name: "rope_parameters", "relative_position_bias", "window_attention" or "resnet_stem".
         """
         return getattr(self, name) or dict(GROUP_DEFAULTS[name])
+
+    def window_of(self, layer_idx: int) -> int | None:
+        """Return the side of the windows of a block in patches; None if it attends to the whole image."""
+        chosen = self.window_attention
+        return None if chosen is None or layer_idx in chosen["global_layers"] else chosen["size"]
 
     @property
     def rope_type(self) -> str:

@@ -31,7 +31,7 @@ from transformers.utils import CONFIG_NAME, cached_file
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention_plain_vit import ATTENTIONS, Attention
+from .attention_plain_vit import Attention, attention_of
 from .configuration_plain_vit import AUTO_MAP, PlainViTConfig, TravellingCode
 from .heads_plain_vit import PATCH_PREDICTORS, POOLERS, classifier, image_classification_loss, representation
 from .initialization_plain_vit import FreshWeights, init_as
@@ -289,7 +289,7 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
 
 def build_layer(config: PlainViTConfig, layer_idx: int) -> nn.Module:
     """Return block number `layer_idx` of the types that the config selects."""
-    attention, mlp = ATTENTIONS[config.attention_type], MLPS[config.mlp_type]
+    attention, mlp = attention_of(config, layer_idx), MLPS[config.mlp_type]
     return LAYERS[config.block_type](config, layer_idx, attention, mlp)
 
 
@@ -473,7 +473,8 @@ class PlainViTEncoder(PlainViTPreTrainedModel):
         self, tokens: Tokens, like: torch.Tensor, kept: torch.Tensor | None, num_output_tokens: int | None
     ) -> list[Places]:
         """Return the `Places` of each block."""
-        shared = Places(distances=tokens.distances(self.config, like.device), images=tokens.images)
+        distances, windows = tokens.distances(self.config, like.device), tokens.windows(self.config, like.device)
+        shared = Places(distances=distances, windows=windows, images=tokens.images)
         rotations = tokens.rotations(self.rotary_embedding, like, kept)
         places = [shared._replace(rotation=rotation) for rotation in rotations]
         return [*places[:-1], *(place._replace(num_output_tokens=num_output_tokens) for place in places[-1:])]

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from .configuration_plain_vit import PlainViTConfig
-from .positions_plain_vit import Distances, Rotation, distances_of
+from .positions_plain_vit import Distances, Rotation, Windows, distances_of, windows_of
 
 Grid = tuple[int, int]
 GridFunction = Callable[[Grid, torch.Tensor], torch.Tensor]
@@ -40,12 +40,14 @@ class Places(NamedTuple):
     Args:
         rotation: Rotation of queries and keys; None for no rotation.
         distances: Distances of all pairs of tokens, for a relative position bias; None if no bias depends on them.
+        windows: Windows of the patch grid, for blocks that attend within them; None if none does.
         images: Layout that keeps attention and stochastic depth within an image; None if each row is an image.
         num_output_tokens: Number of leading tokens of each row that the block computes; None for all.
     """
 
     rotation: Rotation | None = None
     distances: Distances | None = None
+    windows: Windows | None = None
     images: "ManySizes | None" = None
     num_output_tokens: int | None = None
 
@@ -87,6 +89,10 @@ class Tokens(ABC):
         """Return the distances of all pairs of tokens; None if no bias depends on them."""
 
     @abstractmethod
+    def windows(self, config: PlainViTConfig, device: torch.device) -> Windows | None:
+        """Return the windows of the patch grid; None if all blocks attend to the whole image."""
+
+    @abstractmethod
     def by_image(self, hidden_states: torch.Tensor) -> tuple[Any, ...]:
         """Return a pooler's inputs: tokens with one image per row and, for many sizes, which are valid (B, L)."""
 
@@ -114,6 +120,9 @@ class OneSize(Tokens):
 
     def distances(self, config: PlainViTConfig, device: torch.device) -> Distances | None:
         return distances_of(config, self.grid_size, device)
+
+    def windows(self, config: PlainViTConfig, device: torch.device) -> Windows | None:
+        return windows_of(config, self.grid_size, device)
 
     def by_image(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor]:
         return (hidden_states,)
@@ -191,6 +200,9 @@ class ManySizes(Tokens):
 
     def distances(self, config: PlainViTConfig, device: torch.device) -> None:
         return None  # such a bias is refused for images of many sizes
+
+    def windows(self, config: PlainViTConfig, device: torch.device) -> None:
+        return None  # and so are windows
 
 
 class Padded(ManySizes):
@@ -452,6 +464,7 @@ def _check_model(config: PlainViTConfig) -> None:
         "a ResNet stem": config.resnet_stem is not None,
         f'patch_projection="{config.patch_projection}"': config.patch_projection == "shifted",
         f'attention_type="{config.attention_type}"': config.attention_type not in ("self", "differential"),
+        "attention within windows": config.window_attention is not None,
         "a relative position bias": config.relative_position_bias is not None,
         "register_tokens_last": config.register_tokens_last,
         "a distillation token": config.use_distillation_token,

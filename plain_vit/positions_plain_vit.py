@@ -474,6 +474,7 @@ class Distances(NamedTuple):
         grid_size: Patches (down, across).
         of_pairs: Index of the distance of each pair, of shape (L, L): for two patches, one of (2 h - 1) (2 w - 1) in
             raster order; then three more, for prefix token to patch, patch to prefix token, and two prefix tokens.
+            Empty for a "decomposed" bias, which treats rows and columns apart.
     """
 
     grid_size: tuple[int, int]
@@ -484,6 +485,8 @@ def distances_of(config: PlainViTConfig, grid_size: tuple[int, int], device: tor
     """Return the distances on a patch grid; None if no bias depends on them."""
     if config.relative_position_bias is None:
         return None
+    if config.relative_position_bias["type"] == "decomposed":
+        return Distances(grid_size, torch.empty(0, 0, dtype=torch.int64, device=device))
     h, w = grid_size
     rows, columns = torch.meshgrid(torch.arange(h, device=device), torch.arange(w, device=device), indexing="ij")
     rows, columns = rows.flatten(), columns.flatten()
@@ -630,10 +633,50 @@ class QueryRelativePositionBias(GridTables):
         fresh.draw("positions", self.table)
 
 
+class DecomposedRelativePositionBias(GridTables):
+    """The products of each query and two learned vectors, of the distance down and of the distance across.
+
+    Source:
+        Li et al. 2022 (MViTv2), section 4.1, as ViTDet and SAM use it.
+    """
+
+    def __init__(self, config: PlainViTConfig, window: int | None = None):
+        super().__init__()
+        self.window = window
+        self.grid_size = h, w = config.grid_size if window is None else (window, window)
+        self.rows = nn.Parameter(torch.zeros(2 * h - 1, config.attention_shape[1]))
+        self.columns = nn.Parameter(torch.zeros(2 * w - 1, config.attention_shape[1]))
+
+    def forward(self, distances: Distances, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        h, w = distances.grid_size
+        queries = query.flatten(0, 1).unflatten(1, (h, w))  # B heads, h, w, d
+        down = torch.einsum("bhwd,hkd->bhwk", queries, self.vectors(self.rows, h))
+        across = torch.einsum("bhwd,wkd->bhwk", queries, self.vectors(self.columns, w))
+        biases = down[..., :, None] + across[..., None, :]
+        return biases.flatten(3).flatten(1, 2).unflatten(0, query.shape[:2])
+
+    def vectors(self, table: torch.Tensor, count: int) -> torch.Tensor:
+        """Return the vectors of all pairs along an axis of `count` patches, of shape (count, count, d)."""
+        table = resample_axis(table, 2 * count - 1, 2 * count - 1, "bilinear")
+        index = torch.arange(count, device=table.device)
+        return table[index[:, None] - index + count - 1]
+
+    def resampled(self, config: PlainViTConfig) -> dict[str, torch.Tensor]:
+        h, w = config.grid_size if self.window is None else self.grid_size
+        tables = {"rows": (self.rows, 2 * h - 1), "columns": (self.columns, 2 * w - 1)}
+        return {name: resample_axis(table, count, count, "bilinear") for name, (table, count) in tables.items()}
+
+    def init_own_weights(self, fresh: FreshWeights) -> None:
+        """Start without any bias."""
+        init.zeros_(self.rows)
+        init.zeros_(self.columns)
+
+
 RELATIVE_POSITION_BIASES: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "table": TableRelativePositionBias,
     "mlp": MLPRelativePositionBias,
     "query": QueryRelativePositionBias,
+    "decomposed": DecomposedRelativePositionBias,
 }
 
 
@@ -643,3 +686,56 @@ def relative_position_bias(config: PlainViTConfig, shared: bool) -> nn.Module | 
     if chosen is None or chosen["shared"] != shared:
         return None
     return RELATIVE_POSITION_BIASES[chosen["type"]](config)
+
+
+# Windows of the patch grid
+
+
+class Windows(NamedTuple):
+    """Square windows of the patch grid, padded with zeros at the right and at the bottom.
+
+    Args:
+        grid_size: Patches (down, across).
+        size: Side of a window in patches.
+        distances: Distances within a window, for a relative position bias; None if no bias depends on them.
+    """
+
+    grid_size: tuple[int, int]
+    size: int
+    distances: Distances | None
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number of windows (down, across)."""
+        return -(-self.grid_size[0] // self.size), -(-self.grid_size[1] // self.size)
+
+    def cut(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Cut the tokens (B, L, D) into windows of shape (B windows, size ** 2, D)."""
+        (h, w), (down, across) = self.grid_size, self.counts
+        grid = hidden_states.unflatten(1, self.grid_size)
+        grid = F.pad(grid, (0, 0, 0, across * self.size - w, 0, down * self.size - h))
+        windows = grid.unflatten(2, (across, self.size)).unflatten(1, (down, self.size))  # B down s across s D
+        return windows.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+
+    def join(self, windows: torch.Tensor) -> torch.Tensor:
+        """Return the tokens (B, L, D) of windows, without the padding."""
+        grid = windows.unflatten(1, (self.size, self.size)).unflatten(0, (-1, *self.counts))  # B down across s s D
+        grid = grid.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        return grid[:, : self.grid_size[0], : self.grid_size[1]].flatten(1, 2)
+
+    def spread(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weights between all patches, of shape (B, heads, L, L): 0 between windows, without the padding."""
+        count, (down, across) = self.grid_size[0] * self.grid_size[1], self.counts
+        numbers = torch.arange(1, count + 1, device=weights.device, dtype=torch.float32)[None, :, None]
+        places = self.cut(numbers)[..., 0].long()  # windows, size ** 2: 0 where padded
+        every = weights.new_zeros(weights.shape[0] // (down * across), weights.shape[1], count + 1, count + 1)
+        every[:, :, places[:, :, None], places[:, None]] = weights.unflatten(0, (-1, down * across)).transpose(1, 2)
+        return every[..., 1:, 1:]
+
+
+def windows_of(config: PlainViTConfig, grid_size: tuple[int, int], device: torch.device) -> Windows | None:
+    """Return the windows of a patch grid; None if all blocks attend to the whole image."""
+    if config.window_attention is None:
+        return None
+    size = config.window_attention["size"]
+    return Windows(grid_size, size, distances_of(config, (size, size), device))

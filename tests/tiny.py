@@ -69,6 +69,10 @@ VARIATIONS: dict[str, dict[str, Any]] = {
         "relative_position_bias": {"type": "mlp", "mlp_size": 30, "shared": True},
     },
     "relative_query": {"relative_position_bias": {"type": "query"}, "position_embedding_type": "none"},
+    "relative_windows": {  # of 2 x 2 patches, the lower ones half padding; the middle block attends to the whole image
+        "window_attention": {"size": 2, "global_layers": (1,)}, "relative_position_bias": {"type": "decomposed"},
+        "use_class_token": False, "pooling": "mean",
+    },
     "post_norm": {"block_type": "post_norm"},
     "parallel": {"block_type": "parallel", "qk_norm": "norm", "layer_scale_init_value": 0.3},
     "branches": {"block_type": "branches", "num_branches": 2, "layer_scale_init_value": 0.3},

@@ -164,7 +164,7 @@ def gradient_rollout(
 
     Raises:
         AnalysisError: A class is out of range, the model has no classifier for it or computes without gradients,
-            or its attention is differential.
+            or its attention is differential or within windows.
 
     Source:
         Chefer et al. 2021b, equations 5 and 6.
@@ -178,10 +178,11 @@ def gradient_rollout(
         torch.autograd.grad(scores.sum(), pixels)
         read = readout(model, layout, hidden_states[0]).detach()
     if not all(branch for layer in relevant for branch in layer):
+        kind = f"of the type {model.config.attention_type!r}"
+        kind = kind if model.config.window_attention is None else "within windows"
         raise AnalysisError(
-            "gradient rollout uses the gradients of the attention weights, and attention of the type "
-            f"{model.config.attention_type!r} is not computed from the weights that it returns: use grad_cam or "
-            "integrated_gradients instead"
+            f"gradient rollout uses the gradients of the attention weights, and attention {kind} is not computed from "
+            "the weights that it returns: use grad_cam or integrated_gradients instead"
         )
     total = torch.zeros_like(relevant[0][0][0])  # the paper's matrix minus the identity
     for layer in relevant:

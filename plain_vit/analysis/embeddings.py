@@ -146,9 +146,9 @@ def relative_position_biases(model: nn.Module, grid_size: tuple[int, int] | None
     h, w = _grid(vit, grid_size)
     if config.relative_position_bias is None:
         raise AnalysisError("the model adds no bias of relative positions (relative_position_bias=None)")
-    if config.relative_position_bias["type"] == "query":
+    if (kind := config.relative_position_bias["type"]) in ("query", "decomposed"):
         raise AnalysisError(
-            'each query has biases of its own (a relative_position_bias of type "query"): look at the attention'
+            f'each query has biases of its own (a relative_position_bias of type "{kind}"): look at the attention'
         )
     shape = 2 * h - 1, 2 * w - 1
     every = torch.arange(shape[0] * shape[1], device=vit.device).view(shape)

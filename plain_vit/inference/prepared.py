@@ -301,7 +301,8 @@ class JoinedAttention(PlainViTAttention):
         self._forward_hooks.update(attention._forward_hooks)  # transformers' own, which record attention weights
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         scales = [1.0, 1.0, 1.0]
-        if attention.q_norm is None:  # (s x W + s b) k = s (x W + b) k
+        # (s x W + s b) k = s (x W + b) k; a bias may depend on the query itself
+        if attention.q_norm is None and attention.relative_position_bias is None:
             scales[0], self.scaling = self.scaling, 1.0
         self.counts = [len(projection.weight) // attention.head_dim for projection in projections]  # of heads
         weight = torch.cat([projection.weight * scale for projection, scale in zip(projections, scales, strict=True)])

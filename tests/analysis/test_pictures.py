@@ -251,7 +251,8 @@ def test_every_figure_of_positions_in_the_attention_is_drawn_or_says_why_not(
     added = fields.get("position_embedding_type") != "none"
     prefix = model.config.num_prefix_tokens > 0
     missing = (set() if added else OF_ADDED) | (set() if prefix else {"prefix-similarity"})
-    missing |= {"relative-biases"} if kind == "relative_query" else set()  # each query has its own
+    missing |= {"relative-biases"} if kind in ("relative_query", "relative_windows") else set()  # each query's own
+    missing |= {"gradient-rollout"} if kind == "relative_windows" else set()
     assert {path.stem for path in (tmp_path / "out").glob("*.png")} == names - missing
     assert text.count("Nothing to draw: ") == len(missing)
     assert text.count("the model adds no position embeddings to its tokens") == (0 if added else 2)

@@ -12,6 +12,8 @@ from torch import nn
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
 from plain_vit.conversion import to_checkpoint
 from plain_vit.errors import ExportError
+from plain_vit.modeling_plain_vit import build_layer
+from plain_vit.packed_plain_vit import Places
 from plain_vit.positions_plain_vit import (
     RELATIVE_POSITION_BIASES,
     AxialRotaryEmbedding,
@@ -23,6 +25,7 @@ from plain_vit.positions_plain_vit import (
     resample_distances,
     resample_positions,
     rotary_embedding,
+    windows_of,
 )
 from tests.conftest import randomize_
 from tests.tiny import VARIATIONS, difference, pixels, tiny_config
@@ -204,7 +207,8 @@ def test_rotations_without_a_meaning_are_refused(fields: dict, text: str) -> Non
 # Relative positions
 
 TABLES = ["relative_table", "relative_shared"]
-RELATIVE = [name for name in VARIATIONS if name.startswith("relative") and name != "relative_query"]
+BY_QUERY = ["relative_query", "relative_windows"]
+RELATIVE = [name for name in VARIATIONS if name.startswith("relative") and name not in BY_QUERY]
 
 
 def on(config: PlainViTConfig, grid_size: tuple[int, int] = (3, 4)) -> Distances:
@@ -259,12 +263,32 @@ def test_attention_adds_the_bias_to_its_scores(name: str) -> None:
     assert difference(weights, expected / expected.sum(-1, keepdim=True)) < 1e-5
 
 
-@pytest.mark.parametrize("name", [*RELATIVE, "relative_query"])
+@pytest.mark.parametrize("name", [*RELATIVE, *BY_QUERY])
 def test_blocks_share_a_bias_or_have_their_own(name: str) -> None:
     model = PlainViTModel(tiny_config(**VARIATIONS[name]))
     paths = {path.partition("relative_position_bias")[0] for path in model.state_dict() if "relative" in path}
     own = {f"layers.{index}.attention." for index in range(3)}
     assert paths == ({""} if "shared" in name else own)
+
+
+def test_a_block_with_windows_sees_each_window_as_an_image_padded_with_zeros() -> None:
+    """A window alone, as tokens of a model whose grid is one window, gives the same attention."""
+    config = tiny_config(**VARIATIONS["relative_windows"], num_hidden_layers=2)  # windows of 2 x 2 on 3 x 4 patches
+    attention = randomize_(build_layer(config, 0)).attention.eval()
+    tokens, grid = torch.randn(2, 12, 40, generator=torch.Generator().manual_seed(3)), torch.zeros(2, 4, 4, 40)
+    grid[:, :3] = tokens.unflatten(1, (3, 4))
+    places = Places(windows=windows_of(config, (3, 4), tokens.device))
+    found, weights = attention(tokens, None, places, output_attentions=True)
+    alone = tiny_config(**{**VARIATIONS["relative_windows"], "window_attention": None}, image_size=(16, 28))
+    plain = build_layer(alone, 0).attention.eval()
+    plain.load_state_dict(attention.state_dict())
+    for top, left in ((0, 0), (0, 2), (2, 0), (2, 2)):
+        window = grid[:, top : top + 2, left : left + 2].flatten(1, 2)
+        expected, maps = plain(window, None, Places(distances=on(alone, (2, 2))), output_attentions=True)
+        rows = [row * 4 + column for row in range(top, min(top + 2, 3)) for column in (left, left + 1)]
+        assert difference(found[:, rows], expected[:, : len(rows)]) < 1e-6
+        assert difference(weights[:, :, rows][..., rows], maps[:, :, : len(rows), : len(rows)]) < 1e-6
+        assert not weights[:, :, rows][..., [key for key in range(12) if key not in rows]].any()
 
 
 @pytest.mark.parametrize("resampling", ["bilinear", "geometric"])
