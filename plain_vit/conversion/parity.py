@@ -34,8 +34,12 @@ OUTPUTS = (
     ("pooled", "image_embeds"),
     ("pooled", "pooler_output"),
 )
-# Classes with an output that no model reads and that ours does not return: Janus's first patch, normalised twice.
-UNPOOLED = {"JanusVisionModel"}
+# Outputs that ours do not return: a first patch that no model reads, and what convolutions make of the tokens.
+NOT_OURS = {
+    "JanusVisionModel": "pooler_output",
+    **{f"{name}Vision{kind}": "last_hidden_state" for name in ("Sam", "SamHQ") for kind in ("Model", "Encoder")},
+    **dict.fromkeys(("GotOcr2VisionEncoder", "DeepseekOcr2SamVisionEncoder"), "last_hidden_state"),
+}
 
 
 @dataclass(frozen=True)
@@ -137,9 +141,12 @@ def _by_image(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.T
 
 
 def as_rows(model: Any, tokens: torch.Tensor, pixel_values: torch.Tensor) -> torch.Tensor:
-    """Return tokens as (B, N, D) in raster order; Qwen3-VL has all in one axis, in the order in which they merge."""
+    """Return tokens as (B, N, D) in raster order.
+
+    SAM has them as (B, h, w, D), and Qwen3-VL in one axis, in the order in which they merge.
+    """
     if not hasattr(model, "spatial_merge_size"):
-        return tokens
+        return tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
     return tokens.view(len(pixel_values), -1, tokens.shape[-1])[:, _merge_order(model, pixel_values).argsort()]
 
 
@@ -165,6 +172,8 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
 
     def keep(stage: str, value: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
         tokens = value[0] if isinstance(value, tuple) else value  # attentions or a grid may follow
+        if tokens.ndim == 4 and stage != "patches":
+            tokens = tokens.flatten(1, 2)  # from a grid
         stages[stage] = tokens.detach().clone()
 
     def before(module: nn.Module, stage: str) -> None:
@@ -203,7 +212,7 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
         stages["patches"] = _as_tokens(stages["patches"], stages["embeddings"].shape[-1])
     if isinstance(output, ModelOutput):
         for stage, name in OUTPUTS:
-            if output.get(name) is not None and (stage != "pooled" or type(model).__name__ not in UNPOOLED):
+            if output.get(name) is not None and name != NOT_OURS.get(type(model).__name__):
                 stages.setdefault(stage, output[name])
     else:
         stages["logits"] = output[0] if isinstance(output, tuple) else output

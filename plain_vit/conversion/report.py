@@ -68,7 +68,8 @@ class Report:
         if self.fits_reference or self.format == PlainViTConfig.model_type:
             return []
         rotates = self.config.rope_parameters is not None or "rope_type" in self.given_hints
-        return [name for name in NO_TENSOR if name != "rope_type" or not rotates]
+        computed = {"rope_type": rotates, "attention_mask": self.config.window_attention is not None}
+        return [name for name in NO_TENSOR if not computed.get(name)]
 
     @property
     def _why_absent(self) -> str:

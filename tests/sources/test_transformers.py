@@ -529,6 +529,7 @@ def test_a_folder_opens_and_exports_back(case: str, folder: Callable[[str], Path
 # Settings that need not survive: they belong to dropped parts, or are counted again.
 _FREE = {"text_config", "vision_config", "mask_ratio", "norm_pix_loss", "encoder_stride", "pooler_output_size",
          "initializer_factor", "projection_dim", "out_hidden_size", "deepstack_visual_indexes",
+         "output_channels", "global_attn_indexes",
          *(f"decoder_{name}" for name in (
              "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"))}  # fmt: skip
 

@@ -60,7 +60,7 @@ ALONE = [
     case
     for case in CASES
     if "partial" not in case
-    and not case.startswith("Qwen3")
+    and not case.startswith(("Qwen3", "SamVision", "SamHQ", "GotOcr2", "DeepseekOcr2"))
     and case.split()[0].rstrip(",") in {*ARCHITECTURES, *CONTAINERS}
 ]
 FIRST = [case for case in REPRESENTATIVES if case in ALONE]

@@ -47,7 +47,8 @@ INTERPOLATED = {"interpolate_pos_encoding": True}
 RESIZED: dict[str, dict[str, Any] | None] = {
     "Dinov2": {}, "DINOv3": {}, "Sapiens2": {}, "InternVL": {}, "DepthAnything": {}, "PromptDepthAnything": {},
     "CHMv2": {}, "DPT": {}, "Qwen3": {}, "MLCD": {}, "Pixtral": {}, "Mistral3": {}, "LightOnOcr": {},
-    "ViTMAE": None, "Aimv2": None, "CLIPModel": None, "MetaClip2Model": None,
+    "ViTMAE": None, "Aimv2": None, "Sam": None, "GotOcr2": None, "DeepseekOcr2": {},
+    "CLIPModel": None, "MetaClip2Model": None,
 }  # fmt: skip
 
 
@@ -79,6 +80,12 @@ def test_every_block_and_every_output_are_the_sources(case: str) -> None:
     record_of(case, opens=True, logits=logits, blocks=blocks)
 
 
+def test_windows_give_equal_bits_with_the_fused_kernel() -> None:
+    module = tiny_transformers("SamVisionModel", "sdpa")
+    found = stage_differences(module, opened(module, "sdpa"), pixels_for(module))
+    assert max(found.values()) == 0.0, found
+
+
 @pytest.mark.slow(quick=["ViTForImageClassification", "Dinov2WithRegistersModel", "CLIPVisionModel", "DINOv3ViTModel"])
 @pytest.mark.parametrize("case", CASES)
 def test_halves_are_the_sources_too(case: str) -> None:
@@ -104,7 +111,7 @@ def test_the_position_table_is_resampled_as_in_the_source(case: str) -> None:
     module = tiny_transformers(case)
     options = next((value for start, value in RESIZED.items() if case.startswith(start)), INTERPOLATED)
     if options is None or "Masked" in case:  # the class itself accepts no other size
-        expected = "bicubic_antialias" if case.startswith("Aimv2") else "bicubic"
+        expected = "bicubic_antialias" if case.startswith(("Aimv2", "Sam", "GotOcr2")) else "bicubic"
         assert from_module(module).config.position_resampling == expected
         return
     if len(set(size_of(module))) > 1:
@@ -126,8 +133,9 @@ def test_every_tensor_exports_back_bit_for_bit(case: str) -> None:
     layout, model = layout_of(module), from_module(module)
     again = to_module(model, "transformers", layout=layout)
     assert type(again).__name__ == layout
-    inside = next(part for part in module.modules() if opens_as(part, layout)).state_dict()
-    back = again.state_dict()
+    part = next(part for part in module.modules() if opens_as(part, layout))
+    inside = part.state_dict()
+    back = next((one for one in again.modules() if type(one) is type(part)), again).state_dict()
     assert all(torch.equal(back[name], inside[name]) for name in back if not name.startswith(unread_by(layout)))
     allowed = ("text_", "logit_", "visual_", "vision_model.head.")
     left_out = inside.keys() - back.keys()

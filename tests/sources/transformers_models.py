@@ -11,8 +11,15 @@ import torch
 import transformers
 from torch import nn
 
-from plain_vit.conversion.parity import UNPOOLED, as_rows, in_one_row, inputs_for
-from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, CONTAINERS, MERGERS, QWENS, UNREAD_NORM
+from plain_vit.conversion.parity import NOT_OURS, as_rows, in_one_row, inputs_for
+from plain_vit.conversion.sources.transformers.families import (
+    ARCHITECTURES,
+    CONTAINERS,
+    MERGERS,
+    NECK,
+    QWENS,
+    UNREAD_NORM,
+)
 from plain_vit.conversion.sources.transformers.installed import class_named
 from tests.conftest import randomize_
 from tests.releases import TRANSFORMERS
@@ -105,6 +112,9 @@ def _dpt(**settings: Any) -> Make:
 QWEN = {"hidden_size": 40, "depth": 3, "num_heads": 5, "intermediate_size": 52, "patch_size": 14, "out_hidden_size": 12,
         "num_position_embeddings": 16, "rope_parameters": {"rope_type": "axial", "rope_theta": 500.0}}  # fmt: skip
 
+SAM = {**SIZES, "mlp_dim": 52, "image_size": 56, "patch_size": 14, "output_channels": 24}
+PROMPTS = {"hidden_size": 8, "image_size": 56, "patch_size": 14, "mask_input_channels": 4}
+MASKS = {"hidden_size": 8, "mlp_dim": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "iou_head_hidden_dim": 6}
 
 # Models around a tower that opens. None has a row in the package: its config.json says where the tower is.
 CLIP_TOWER = {"model_type": "clip_vision_model", **SQUARE}
@@ -318,6 +328,16 @@ _CASES: dict[str, Callable[[str], Any]] = {
         )
         for name in QWENS
     },
+    "SamVisionModel": _of(**SAM, window_size=3, global_attn_indexes=[1, 5]),
+    "SamVisionModel without windows": _of(**SAM, window_size=0, qkv_bias=False),
+    "SamVisionModel without positions": _of(**SAM, window_size=2, use_rel_pos=False, use_abs_pos=False),
+    "SamModel": _of(vision_config={**SAM, "window_size": 3, "output_channels": 8}, prompt_encoder_config=PROMPTS,
+                    mask_decoder_config=MASKS),
+    "SamHQVisionModel": _of(**SAM, window_size=3, global_attn_indexes=[2]),
+    "SamHQModel": _of(vision_config={**SAM, "window_size": 3, "output_channels": 8}, prompt_encoder_config=PROMPTS,
+                      mask_decoder_config={**MASKS, "vit_dim": 40}),
+    "GotOcr2VisionEncoder": _of(**SAM, window_size=3),
+    "DeepseekOcr2SamVisionEncoder": _of(**SAM, window_size=3, global_attn_indexes=[0]),
     "MLCDVisionModel": _of(**SQUARE, rope_parameters={"rope_type": "axial", "rope_theta": 500.0}),
     "PixtralVisionModel": _of(**SQUARE, rope_parameters={"rope_type": "axial", "rope_theta": 500.0}),
     **COMPOSITES,
@@ -339,7 +359,7 @@ REPRESENTATIVES = [
     "Sapiens2ForPointmapEstimation",
     "DepthAnythingForDepthEstimation", "SiglipVisionModel, partial patches", "SiglipForImageClassification",
     "Siglip2ForImageClassification", "Siglip2VisionModel", "Aimv2VisionModel", "PixtralVisionModel",
-    "MLCDVisionModel", "Qwen3VLVisionModel",
+    "MLCDVisionModel", "Qwen3VLVisionModel", "SamVisionModel",
 ]  # fmt: skip
 
 # Tolerances of classes with a different order of operations; all others differ by 0.0.
@@ -347,6 +367,7 @@ REORDERED = {
     "Siglip": "the pooling head is torch's MultiheadAttention there, which scales the query before the product",
     "Data2Vec": "the scores are divided by the root of the width there, and multiplied by its inverse here",
     "Flava": "as Data2Vec",
+    **dict.fromkeys(("Sam", "GotOcr2", "DeepseekOcr2"), "the queries are scaled before the product there"),
     "InternVLVisionModel, root": "as for Aimv2, which shows in bfloat16",
     "InternVLVisionModel, queries": "as for Aimv2",
     "QianfanOCR": "as for Aimv2",
@@ -415,8 +436,8 @@ def pixels_for(module: Any, size: tuple[int, int] | None = None, seed: int = 1) 
 def unread_by(layout: str) -> tuple[str, ...]:
     """Return prefixes of tensors that no output of a class reads, so that they are exported newly initialised."""
     ignored = ARCHITECTURES[layout].ignored
-    if ignored is MERGERS:
-        return tuple(pattern.removesuffix("*") for pattern, _ in MERGERS)
+    if ignored[:1] in (MERGERS[:1], NECK):
+        return ("vision_encoder.neck.", *(pattern.strip("*") for pattern, _ in ignored))
     return ("vision_model.post_layernorm.",) if ignored is UNREAD_NORM else ()
 
 
@@ -460,12 +481,13 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
     else:
         options |= {"output_hidden_states": True}
         outputs = encoder(*inputs_for(encoder, pixel_values).values(), **options)
-    stages = {f"block {i}": tokens for i, tokens in enumerate(outputs.hidden_states or ())}
+    other = NOT_OURS.get(type(encoder).__name__)  # which may be in place of the last hidden state
+    stages = {f"block {i}": one for i, one in enumerate(outputs.hidden_states or ()) if one is not outputs.get(other)}
     for stage, key in (
         ("logits", "logits"), ("reconstruction", "reconstruction"), ("tokens", "last_hidden_state"),
         ("pooled", "image_embeds"), ("pooled", "pooler_output"),
     ):  # fmt: skip
-        if outputs.get(key) is not None and (stage != "pooled" or type(encoder).__name__ not in UNPOOLED):
+        if outputs.get(key) is not None and key != other:
             stages.setdefault(stage, outputs[key])
     merges = hasattr(encoder, "spatial_merge_size")
     return {

@@ -84,17 +84,20 @@ class RenamedFormat(FileFormat):
         return sources_of(_inverted(self.tables[layout]), names)
 
     def matches_names(self, names: Collection[str]) -> bool:
-        """Return whether a state dict has the names of the code base."""
-        known = self._known(self.layout_of(names), names).values()
-        return self.base.matches_names({name for renamed in known for name in renamed})
+        """Return whether a state dict has the names of the code base: most of those in the modules that it shares."""
+        known = self._known(self.layout_of(names), names)
+        unknown = len(names) - len(known) - len(self._outside(known, names))
+        return unknown <= len(known) and self.base.matches_names({name for one in known.values() for name in one})
+
+    def _outside(self, known: Collection[str], names: Collection[str]) -> list[str]:
+        modules = {name.partition(".")[0] for name in known} | {*self.heads}
+        return [name for name in names if name.partition(".")[0] not in modules]
 
     def unexpected_names(self, names: Collection[str]) -> list[str]:
         """Return the names outside the modules that the layout has."""
         if not self.matches_names(names):
             return []
-        known = self._known(self.layout_of(names), names)
-        modules = {name.partition(".")[0] for name in known} | {*self.heads}
-        return [name for name in names if name.partition(".")[0] not in modules]
+        return self._outside(self._known(self.layout_of(names), names), names)
 
     def classifiers(self, tensors: StateDict) -> list[str]:
         """Return none: a classifier has the names of a table, or else `describe_checkpoint` refuses it."""

@@ -80,6 +80,11 @@ POINTWISE = each(  # a 1x1 convolution is a dense layer
     lambda kernel, config: kernel.flatten(1),
     lambda weight, config: weight[:, :, None, None],
 )
+GRID = each(
+    "GRID",
+    lambda table, config: table.flatten(0, 2),
+    lambda table, config: table.unflatten(0, (1, *config.grid_size)),
+)
 FRAMES = each(  # a convolution in three dimensions, of which the first ends after one step
     "FRAMES",
     lambda kernel, config: kernel.flatten(1, 2),
@@ -346,6 +351,18 @@ QWEN3_VL_ROWS = [
     Row("blocks.{}.mlp.linear_fc1", f"{LAYER}.mlp.fc1"),
     Row("blocks.{}.mlp.linear_fc2", f"{LAYER}.mlp.fc2"),
 ]
+SAM_ROWS = [
+    *_patch_rows("patch_embed.projection"),
+    Row("pos_embed", TABLE, GRID),
+    Row("layers.{}.layer_norm1", f"{LAYER}.layernorm_before"),
+    Row("layers.{}.attn.qkv", LAYER_QKV, SPLIT_QKV),
+    Row("layers.{}.attn.rel_pos_h", f"{LAYER}.attention.relative_position_bias.rows"),
+    Row("layers.{}.attn.rel_pos_w", f"{LAYER}.attention.relative_position_bias.columns"),
+    Row("layers.{}.attn.proj", f"{LAYER}.attention.o_proj"),
+    Row("layers.{}.layer_norm2", f"{LAYER}.layernorm_after"),
+    Row("layers.{}.mlp.lin1", f"{LAYER}.mlp.fc1"),
+    Row("layers.{}.mlp.lin2", f"{LAYER}.mlp.fc2"),
+]
 MERGER = "merger.norm.weight"  # of Qwen3-VL, whose patch projection is called as timm's
 
 # Ends of names of which every file has one, and none of our models: their patch projection may have the same name.
@@ -361,6 +378,7 @@ NOT_OURS = (
     "embeddings.class_embedding",  # Qianfan-OCR without positions
     ".attn.wq.weight",  # Sapiens2
     "patch_conv.weight",  # Pixtral
+    "layers.0.layer_norm1.weight",  # SAM
     MERGER,
 )
 ON_THE_NORM = ("beit.",)  # prefixes that transformers saves on the last norm only, of a BeitBackbone
@@ -370,12 +388,19 @@ PROBES = (  # ViT's are the same as ours
     Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # CLIP and SigLIP
     Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # AIMv2, whose patches are normalised
     Probes("patch_conv", "transformer.layers.{}", None),  # Pixtral
+    Probes("patch_embed", "layers.{}", None),  # SAM
     Probes("patch_embed", "blocks.{}", "merger"),  # Qwen3-VL
 )
 # Classes that differ only in the kernel, which a setting selects.
 KERNELS = {
-    f"transformers.models.{module}{kind}SelfAttention": module
-    for module in ("beit.modeling_beit.Beit", "data2vec.modeling_data2vec_vision.Data2VecVision")
+    f"transformers.models.{module}{kind}{attention}": module
+    for module, attention in (
+        ("beit.modeling_beit.Beit", "SelfAttention"),
+        ("data2vec.modeling_data2vec_vision.Data2VecVision", "SelfAttention"),
+        ("sam.modeling_sam.SamVision", "Attention"),
+        ("sam_hq.modeling_sam_hq.SamHQVision", "Attention"),
+        ("deepseek_ocr2.modeling_deepseek_ocr2.DeepseekOcr2SamVision", "Attention"),
+    )
     for kind in ("", "Sdpa")
 }
 
@@ -617,6 +642,27 @@ def _write_sapiens2(config: PlainViTConfig) -> dict[str, Any]:
         **_write_dinov3(config),
         "use_qk_norm": config.qk_norm == "norm",
         "num_key_value_heads_per_layer": [config.key_value_heads_of(i) for i in range(config.num_hidden_layers)],
+    }
+
+
+def _read_sam(settings: Mapping[str, Any]) -> dict[str, Any]:
+    blocks, size = settings["num_hidden_layers"], settings["window_size"]
+    layers = [layer for layer in settings["global_attn_indexes"] if layer < blocks]
+    return {
+        "head_dim": settings["hidden_size"] // settings["num_attention_heads"],
+        "position_embedding_type": "learned" if settings["use_abs_pos"] else "none",
+        "relative_position_bias": {"type": "decomposed"} if settings["use_rel_pos"] else None,
+        "window_attention": {"size": size, "global_layers": layers} if size else None,
+    }
+
+
+def _write_sam(config: PlainViTConfig) -> dict[str, Any]:
+    windows = config.window_attention
+    return {
+        "use_abs_pos": config.position_embedding_type == "learned",
+        "use_rel_pos": config.relative_position_bias is not None,
+        "window_size": 0 if windows is None else windows["size"],
+        "global_attn_indexes": [] if windows is None else list(windows["global_layers"]),
     }
 
 
@@ -935,6 +981,14 @@ SIGLIP2 = Family(
     ("vision_use_head", "num_patches"), _read_siglip2, _write_siglip2, check=_check_siglip2, square=True,
     many_sizes=True,
 )  # fmt: skip
+SAM = Family(
+    "sam_vision_model", SAM_ROWS, (),
+    {**TOWER_SETTINGS, **_alike("qkv_bias", "initializer_range"), "intermediate_size": "mlp_dim"},
+    {"use_class_token": False, "pooling": "mean", "final_norm": "none"},
+    ("mlp_ratio", "scale", "use_abs_pos", "use_rel_pos", "window_size", "global_attn_indexes", "num_pos_feats",
+     "downsample_channels", "output_channels"),
+    _read_sam, _write_sam, square=True, is_bare=False, left_out=("output_channels",),
+)  # fmt: skip
 AIMV2 = Family(
     "aimv2_vision_model", AIMV2_ROWS, (), AIMV2_SETTINGS,
     {"use_class_token": False, "pooling": "mean", "norm_type": "rms_norm", "mlp_type": "swiglu",
@@ -1108,6 +1162,7 @@ class Architecture:
     ignored: Sequence[tuple[str, str]] = ()
 
 
+NECK = ignoring("the convolutions after the tower", "*neck.*")
 MERGERS = ignoring("merges tokens for the language model", "merger.*", "deepstack_*")
 NO_REGISTERS = ignoring("empty where there are no registers", "embeddings.register_tokens", "storage_tokens")
 QWENS = {"Qwen3VL": "qwen3_vl", "Qwen3VLMoe": "qwen3_vl_moe", "Qwen3_5": "qwen3_5", "Qwen3_5Moe": "qwen3_5_moe"}
@@ -1174,6 +1229,13 @@ ARCHITECTURES = {
     "Aimv2VisionModel": Architecture(AIMV2, QUERY_POOLING),
     "PixtralVisionModel": Architecture(PIXTRAL),
     "MLCDVisionModel": Architecture(MLCD),
+    "SamVisionModel": Architecture(SAM, ignored=NECK),
+    "SamHQVisionModel": Architecture(replace(SAM, model_type="sam_hq_vision_model"), ignored=NECK),
+    "GotOcr2VisionEncoder": Architecture(replace(SAM, model_type="got_ocr2_vision"), ignored=NECK),
+    "DeepseekOcr2SamVisionEncoder": Architecture(
+        replace(SAM, model_type="deepseek_ocr2_sam_vision_model", left_out=("output_channels", "downsample_channels")),
+        ignored=ignoring("the convolutions after the tower", "*neck.*", "proj.*"),
+    ),
     **{
         f"{name}VisionModel": Architecture(replace(QWEN3_VL, model_type=f"{model_type}_vision"), ignored=MERGERS)
         for name, model_type in QWENS.items()
@@ -1200,6 +1262,7 @@ CANDIDATES = {
         "CLIPVisionModel", "CLIPVisionModelWithProjection", "Siglip2VisionModel", "SiglipVisionModel",
         "Aimv2VisionModel", "GitVisionModel", "BlipVisionModel", "Blip2VisionModel", "BeitModel", "InternVLVisionModel",
         "Sapiens2Model", "PixtralVisionModel", "Idefics3VisionTransformer", "MLCDVisionModel", "Qwen3VLVisionModel",
+        "SamVisionModel",
     ],
 }  # fmt: skip
 
@@ -1254,6 +1317,8 @@ CONTAINERS = {
     "OwlViTForObjectDetection": Container("OwlViTVisionModel", (*_inside(BESIDE, "owlvit"), *DETECTION)),
     "Owlv2Model": Container("Owlv2VisionModel", BESIDE, whole=True),
     "Owlv2ForObjectDetection": Container("Owlv2VisionModel", (*_inside(BESIDE, "owlv2"), *DETECTION)),
+    "SamVisionEncoder": Container("SamVisionModel", whole=True),
+    "SamHQVisionEncoder": Container("SamHQVisionModel", whole=True),
     "SiglipModel": Container("SiglipVisionModel", TEXT),
     "Siglip2Model": Container("Siglip2VisionModel", TEXT),
 }

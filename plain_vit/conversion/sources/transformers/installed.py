@@ -10,7 +10,10 @@ from ....errors import MissingPackageError
 
 COMPLETE = ("'transformers>=5.10.1'",)  # the first release with all the classes that open
 # Classes that transformers keeps to their modules, with the package.
-UNEXPORTED = {"Idefics2VisionTransformer": "idefics2", "Kosmos2VisionModel": "kosmos2"}
+UNEXPORTED = {
+    "Idefics2VisionTransformer": "idefics2", "Kosmos2VisionModel": "kosmos2", "SamVisionEncoder": "sam",
+    "SamHQVisionEncoder": "sam_hq", "GotOcr2VisionEncoder": "got_ocr2", "DeepseekOcr2SamVisionEncoder": "deepseek_ocr2",
+}  # fmt: skip
 # Classes of code in repositories, which is never run, and those of transformers with the same parameters.
 STAND_INS = {"InternVisionModel": "QianfanOCRVisionModel"}
 

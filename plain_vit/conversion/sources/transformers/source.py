@@ -178,7 +178,8 @@ class TransformersFormat(Format):
         unread = ignored_names([fault.partition(" is ")[0] for fault in faults], ignored)
         if faults := [fault for fault in faults if fault.partition(" is ")[0] not in unread]:
             raise ExportError(f"plain-vit does not know parts of this {name} (found, not expected):", faults)
-        return Description(config, name, inferences, ignored)
+        is_inner = _prefix(module.state_dict()) != _names_in_modules(name)[1]
+        return Description(config, f"{name} bare" if is_inner else name, inferences, ignored)
 
     def describe_checkpoint(self, tensors: StateDict, settings: Mapping[str, Any], hints: Hints) -> Description:
         """Read the configuration from `config.json`, or without one from the tensors and hints.
@@ -369,8 +370,9 @@ class TransformersFormat(Format):
 
 def _changed_parts(module: nn.Module, rebuilt: nn.Module) -> list[str]:
     """Return the differences of a model to a rebuilt one; of a container, only the parts that the rebuilt model has."""
-    if type(module) is type(rebuilt):
-        return differences(module, rebuilt, KERNELS, SILENT_ATTRIBUTES)
+    same = next((part for part in rebuilt.modules() if type(part) is type(module)), None)
+    if same is not None:
+        return differences(module, same, KERNELS, SILENT_ATTRIBUTES)
     return [
         f"{path}.{fault}"
         for path, part in rebuilt.named_children()
