@@ -25,7 +25,7 @@ from ..system.extras import needs
 from ..training.arguments import BulkOptions, ImageOptions, keywords
 from ..training.data import load_images
 from ..training.data.decoding import as_files
-from ..training.data.folders import package_of
+from ..training.data.folders import file_system_of
 from ..training.data.identity import contents_hash, paths_hash
 from ..training.hardware.processes import start_processes
 from ..training.models import checkpoint_hints, configuration_hash, names_of_classes, processor_settings, weights_hash
@@ -42,6 +42,7 @@ with needs("plain-vit[train]"):
     import pyarrow as pa
     from accelerate import Accelerator
     from datasets import Dataset, IterableDataset
+    from fsspec.implementations.local import LocalFileSystem
     from pyarrow import parquet
 
 MANIFEST, SHARDS = "manifest.json", "data/part-*.parquet"
@@ -329,14 +330,21 @@ def folder_of(name: str) -> Path:
     """Return the path of an output folder, or of a URL such as s3://bucket/features.
 
     Raises:
+        DataError: There is no such kind of URL.
         MissingPackageError: A package for this kind of URL is not installed.
+        OutputError: There is no such bucket or repository, or it may not be read.
     """
     if "://" not in name:
         return Path(name)
-    with needs("universal-pathlib", package_of(name)):
+    system, path = file_system_of(name)
+    if isinstance(system, LocalFileSystem):
+        return Path(path)
+    with needs("universal-pathlib"):
         import upath
-
-        return cast(Path, upath.UPath(name))
+    folder = cast(Path, upath.UPath(name))
+    with _reached(folder):
+        is_free(folder)
+    return folder
 
 
 def is_free(folder: Path) -> bool:
@@ -365,7 +373,22 @@ def written(file: Path) -> Iterator[Path]:
         return
     with TemporaryDirectory() as folder:
         yield Path(folder, file.name)
-        cast(Any, file).fs.put_file(str(Path(folder, file.name)), cast(Any, file).path)
+        with _reached(file):
+            cast(Any, file).fs.put_file(str(Path(folder, file.name)), cast(Any, file).path)
+
+
+@contextmanager
+def _reached(path: Path) -> Iterator[None]:
+    """Say what a store of objects refuses; each has errors of its own."""
+    try:
+        yield
+    except Exception as error:
+        [reason, *_] = str(error).splitlines() or [""]
+        reason = f"{type(error).__name__}: {reason}".rstrip(".: ")
+        raise OutputError(
+            f"{path} cannot be reached: {reason}. Correct the URL, or give its file system the credentials and the "
+            "endpoint."
+        ) from error
 
 
 def part_of(file: Path) -> int:
@@ -417,6 +440,7 @@ def run_over_images(kind: type[BatchCallable], options: BulkOptions) -> dict[str
 def open_run(kind: type[BatchCallable], options: BulkOptions) -> tuple[Run, Accelerator, dict[str, Any]]:
     """Open the images and the prepared model; return the run, the accelerator, and options of the data loader."""
     job_of(options)
+    folder = folder_of(options.output_dir)
     accelerator, loading = start_processes(options)
     images = open_images(options)
     opened, image_processor = open_model(options, checkpoint_hints(options.model_hints))
@@ -426,7 +450,7 @@ def open_run(kind: type[BatchCallable], options: BulkOptions) -> tuple[Run, Acce
     classes = {"classes": names_of_classes(opened.config)} if kind is Predictor else {}
     settings = settings_of(options, images, opened, image_processor) | chosen | classes
     work = kind(prepared(kind.part_of(opened), options, accelerator.device), image_processor=image_processor, **chosen)
-    run = Run(folder_of(options.output_dir), images, image_processor, work.columns, options, settings)
+    run = Run(folder, images, image_processor, work.columns, options, settings)
     return run, accelerator, loading
 
 

@@ -191,7 +191,7 @@ class ImageOptions(Group):
 
     dataset: str = option(
         help="digits, glyphs; a folder of images, of parquet, .tar or IDX files, or of save_to_disk; a pattern such as "
-        "'images/*.jpg'; s3://, gs:// or hf:// of such files, without labels; fashion_mnist, "
+        "'images/*.jpg'; s3://, gs:// or hf://datasets/ of such files, without labels; fashion_mnist, "
         "cifar10, cifar100, imagenet-1k, pets, flowers, food101, mnist, beans; or a Hub name"
     )
     dataset_subset: str | None = option(None, "configuration of a dataset that has several")
@@ -249,7 +249,7 @@ class BulkOptions(ProcessOptions, ImageOptions, WeightsOptions):
     engine: Literal["torch", "openvino", "onnx"] = option(
         "torch", "what computes, on a CPU; or give --model a folder of `plain-vit export`, which may be in int8"
     )
-    output_dir: str = option(help="new or empty folder, also s3:// or gs://")
+    output_dir: str = option(help="new or empty folder, also s3://, gs:// or hf://datasets/")
     resume: bool = option(False, "go on with a run that ended early: compute only what is missing")
     part: str | None = option(
         None, "3/100: the third of 100 jobs, which share the work and output_dir, such as those of a SLURM array"
@@ -689,10 +689,12 @@ class RayArguments(WeightsOptions):
 
     _argument_group_name: ClassVar[str] = "features"
 
-    images: str = option(help="folder of image files, or of parquet files with a column of images, also s3:// or gs://")
+    images: str = option(
+        help="folder of image files, or of parquet files with a column of images, also s3://, gs:// or hf://datasets/"
+    )
     format: Literal["images", "parquet"] = option("images", "of the files in that folder")
     image_column: str = option("image", "column of parquet files: bytes, or {bytes, path} as `datasets` stores images")
-    output_dir: str = option(help="new folder, also s3:// or gs://")
+    output_dir: str = option(help="new folder, also s3://, gs:// or hf://datasets/")
     feature: Literal["pooled", "cls", "mean", "cls_mean", "patches"] = option("pooled", "as for extract_features.py")
     dtype: Literal["float32", "float16"] = option("float32", "of the stored features")
     batch_size: Count = option(32, "images per forward pass of each worker")

@@ -209,10 +209,12 @@ def _explained(name: str) -> Iterator[None]:
     except Exception as error:
         if (full := full_disk(Path(name), error)) is not None:
             raise full from error
-        raise DataError(
-            f"{name} cannot be read: {type(error).__name__}: {error}. Write it again if a file is damaged; a split "
-            "without rows cannot be read either: remove it."
-        ) from error
+        advice = (
+            "Correct the URL, or give its file system the credentials and the endpoint"
+            if "://" in name
+            else "Write it again if a file is damaged; a split without rows cannot be read either: remove it"
+        )
+        raise DataError(f"{name} cannot be read: {type(error).__name__}: {error}. {advice}.") from error
 
 
 def _what_opens(known: Benchmark) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 import filelock
 import PIL.Image
 
-from ...errors import DataError, OutputError, counted, few, listed
+from ...errors import DataError, OutputError, counted, did_you_mean, few, listed
 from ...files.staging import staged_file
 from ...system.extras import needs
 from .layout import Parts, Tree, joined, splits_by_folder, splits_by_name
@@ -28,6 +28,7 @@ with needs("plain-vit[train]"):
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, NamedSplit
     from datasets.data_files import FILES_TO_IGNORE
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+    from fsspec.registry import known_implementations
 
 CACHE = "plain_vit_folders"  # in the cache of datasets
 CHUNK = 10_000  # rows
@@ -168,9 +169,22 @@ def open_folder(path: Path, chosen: Sequence[str] = (), option: str = "--train_s
     return Opened("imagefolder", files=files, images=known)
 
 
-def package_of(url: str) -> str:
-    """Return the package that opens a URL, in the words of pip."""
-    return {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub"}.get(url.partition("://")[0], "fsspec[full]")
+def file_system_of(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Return the file system that a URL names, and the path in it.
+
+    Raises:
+        DataError: fsspec knows no such file system.
+        MissingPackageError: The package that opens this kind of URL is not installed.
+    """
+    kinds = re.findall(r"([\w+-]+)://", url)  # several in zip://images.zip::s3://bucket/shards.zip
+    packages = {
+        known_implementations[kind]["class"].partition(".")[0] for kind in kinds if kind in known_implementations
+    }
+    try:
+        with needs(*sorted(name.replace("fsspec", "fsspec[full]") for name in packages)):
+            return fsspec.core.url_to_fs(url)
+    except ValueError as error:
+        raise DataError(f"{url} cannot be opened: {error}{did_you_mean(kinds[0], known_implementations)}") from error
 
 
 def names_files(name: str) -> bool:
@@ -188,8 +202,7 @@ def open_files(name: str) -> Opened:
         DataError: There are no such files.
         MissingPackageError: The package that reads this kind of URL is not installed.
     """
-    with needs(package_of(name)):
-        system, path = fsspec.core.url_to_fs(name)
+    system, path = file_system_of(name)
     found = system.glob(path) if names_files(path) else [path] if system.isfile(path) else system.find(path)
     found = [file if "://" not in name else system.unstrip_protocol(file) for file in sorted(found)]
     for ending, builder in BUILDERS.items():
