@@ -302,12 +302,7 @@ COMMANDS = {
     "serve": Command(
         "answer requests over HTTP with the predictions of an exported model",
         "glyphs-onnx --port 8000",
-        [
-            argument("folder", "folder that `plain-vit export --to onnx` wrote", type=Path),
-            argument("--host", "address to listen on; others see only this machine's", default="127.0.0.1"),
-            argument("--port", "0 takes a free one", type=int, default=8000),
-            argument("--threads", "threads of the model; 0 for one on each core", type=int, default=0),
-        ],
+        script="serve/app",
     ),
     "push": Command(
         "upload the folder of a saved model to the Hub, in one commit",
@@ -518,6 +513,24 @@ def check_script(script: str, description: str | None) -> None:
 
     run_script(check_words, SCRIPTS[script], description=description)
     whole_package()
+
+
+def read_words(description: str | None, *rows: Argument) -> Namespace:
+    """Return the words of a script that has few options, and exit at `--help` and mistakes.
+
+    Args:
+        description: What it does.
+        rows: Its arguments, see `argument`.
+    """
+    light_package()
+    from plain_vit.system.command_line import Parser
+
+    parser = Parser(None, description)
+    for name, settings in rows:
+        parser.add_argument(name, **settings)
+    words = parser.read(sys.argv[1:])
+    whole_package()
+    return words
 
 
 def light_package() -> None:

@@ -11,7 +11,15 @@ A plain ViT has no tanh: it returns the logits before it, which rank the classes
 loss, are unbounded. If you need exactly the original numbers, `TanhClassifier` opens the same folder with the tanh.
 """
 
-import argparse
+if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
+    from plain_vit_command import argument, read_words
+
+    WORDS = read_words(
+        __doc__,
+        argument("weights", "state dict of a HomeGrownViT, saved with torch.save or safetensors"),
+        argument("out", "folder to write; it must not exist"),
+    )
+
 from typing import Any
 
 import torch
@@ -169,15 +177,10 @@ def largest_difference(model: HomeGrownViT, converted: TanhClassifier) -> float:
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
-def main() -> None:
+def main(weights: str, out: str) -> None:
     """Convert a weights file, and save the result only if both models give the same logits."""
-    parser = argparse.ArgumentParser(description="Convert the weights of HomeGrownViT to a plain ViT.")
-    parser.add_argument("weights", help="state dict of a HomeGrownViT, saved with torch.save or safetensors")
-    parser.add_argument("out", help="folder to write; it must not exist")
-    options = parser.parse_args()
-
     model = HomeGrownViT()
-    model.load_state_dict(dict(read_checkpoint(options.weights).tensors))
+    model.load_state_dict(dict(read_checkpoint(weights).tensors))
     converted = to_plain_vit(model)
     difference = largest_difference(model, converted)
     print(f"largest difference of the logits: {difference:.1e}, relative to the largest logit")
@@ -185,10 +188,10 @@ def main() -> None:
         raise SystemExit("the models differ: compare config_of with the forward of the model")
     plain = PlainViTForImageClassification(converted.config)
     plain.load_state_dict(converted.state_dict())
-    with staged_folder(options.out) as folder:
+    with staged_folder(out) as folder:
         plain.save_pretrained(folder)
-    print(f"saved to {options.out}; its logits do not include the tanh")
+    print(f"saved to {out}; its logits do not include the tanh")
 
 
 if __name__ == "__main__":
-    main()
+    main(WORDS.weights, WORDS.out)

@@ -7,6 +7,11 @@ This runs offline. The checkpoint is a vit-pytorch `ViT` trained on rendered cha
 All output goes to `runs/demo`, which each run replaces.
 """
 
+if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
+    from plain_vit_command import read_words
+
+    read_words(__doc__)
+
 import contextlib
 import json
 import os

@@ -7,7 +7,16 @@ which tells neither the number of heads nor how images were scaled, and its auth
 takes about five minutes on one CPU core.
 """
 
-import argparse
+if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
+    from plain_vit_command import argument, read_words
+
+    WORDS = read_words(
+        __doc__,
+        argument("--output-dir", "folder for glyphs_vit.pt and glyphs_vit.json", required=True),
+        argument("--epochs", "passes over the glyphs", type=int, default=8),
+        argument("--seed", "of the weights and of the order of the glyphs", type=int, default=0),
+    )
+
 import json
 import math
 import platform
@@ -90,15 +99,9 @@ def train(epochs: int, seed: int) -> tuple[torch.nn.Module, float, int]:
     return model, accuracy(model, test_images, test_labels), len(test_labels)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output_dir", type=Path, required=True, help="folder for glyphs_vit.pt and glyphs_vit.json")
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-
+def main(output_dir: Path, epochs: int, seed: int) -> None:
     start = time.perf_counter()
-    model, test_accuracy, test_images = train(arguments.epochs, arguments.seed)
+    model, test_accuracy, test_images = train(epochs, seed)
     notes = {
         "accuracy": round(test_accuracy, 4),
         "margin": MARGIN,
@@ -106,8 +109,8 @@ def main() -> None:
         "constructor": CONSTRUCTOR,
         "pixels": "RGB levels / 127.5 - 1",
         "data": "the glyphs of plain_vit.training.data.load_splits: digits, then capital letters without I and O",
-        "epochs": arguments.epochs,
-        "seed": arguments.seed,
+        "epochs": epochs,
+        "seed": seed,
         "minutes": round((time.perf_counter() - start) / 60, 1),
         "versions": {
             "python": platform.python_version(),
@@ -115,11 +118,11 @@ def main() -> None:
             "vit-pytorch": version("vit-pytorch"),
         },
     }
-    arguments.output_dir.mkdir(parents=True, exist_ok=True)
-    torch.save(model.state_dict(), arguments.output_dir / "glyphs_vit.pt")
-    (arguments.output_dir / "glyphs_vit.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
-    print(f"{test_accuracy:.2%} of {test_images} held-out glyphs; saved in {arguments.output_dir}")
+    output_dir.mkdir(parents=True, exist_ok=True)
+    torch.save(model.state_dict(), output_dir / "glyphs_vit.pt")
+    (output_dir / "glyphs_vit.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
+    print(f"{test_accuracy:.2%} of {test_images} held-out glyphs; saved in {output_dir}")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(WORDS.output_dir), WORDS.epochs, WORDS.seed)

@@ -7,7 +7,6 @@ import argparse
 import io
 import json
 import os
-import runpy
 import shutil
 import sys
 import traceback
@@ -313,17 +312,6 @@ def browse(options: argparse.Namespace) -> None:
         print(f"plain-vit: cannot be read: {printable(broken)}", file=sys.stderr)
 
 
-def serve(options: argparse.Namespace) -> None:
-    """Start the service of `examples/serve/app.py`."""
-    script = str(examples_folder() / "serve" / "app.py")
-    chosen = [word for name in ("host", "port", "threads") for word in (f"--{name}", str(getattr(options, name)))]
-    before, sys.argv = sys.argv, [script, str(options.folder), *chosen]
-    try:
-        runpy.run_path(script, run_name="__main__")
-    finally:
-        sys.argv = before
-
-
 def table_of_files(kind: Any, options: argparse.Namespace, **chosen: Any) -> tuple[Any, list[str]]:
     """Return the columns of images, and which cannot be read and why."""
     model, image_processor = open_for_inference(options)  # not prepared: that takes as long as a batch
@@ -448,5 +436,5 @@ def read_labels(path: Path) -> list[str] | dict[int, str]:
 COMMANDS = {
     "inspect": inspect, "convert": convert, "verify": verify, "export": export, "push": push, "show": show, "env": env,
     "examples": examples, "predict": predict, "embed": embed,
-    "browse": browse, "list": list_names, "serve": serve,
+    "browse": browse, "list": list_names,
 }  # fmt: skip

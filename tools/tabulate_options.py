@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import itertools
 import re
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -45,12 +46,17 @@ def options_page() -> str:
     seen: set[Row] = set()
     for name in (name for name in COMMANDS if name not in SCRIPTS):
         command = parser_of(name)
-        rows = [_argument(action) for action in command._actions if action.dest not in ("help", "debug")]
-        parts += [f"## plain-vit {name}", command.description, *_section(rows, seen)]
+        parts += [f"## plain-vit {name}", command.description, *_section(_arguments(command), seen)]
     for script, kind in OPTIONS_OF.items():
         hints = get_type_hints(kind)
         parts += [f"## {script}.py", *_section([_option(each, hints) for each in dataclasses.fields(kind)], seen)]
+    service = runpy.run_path(str(ROOT / "examples" / "serve" / "app.py"))["parser"]()
+    parts += ["## serve/app.py", *_section(_arguments(service), seen)]
     return "\n\n".join(parts) + "\n"
+
+
+def _arguments(parser: argparse.ArgumentParser) -> list[Row]:
+    return [_argument(action) for action in parser._actions if action.dest not in ("help", "debug")]
 
 
 def _section(rows: Sequence[Row], seen: set[Row]) -> list[str]:

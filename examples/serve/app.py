@@ -12,56 +12,19 @@ bodies are read. Otherwise the images of a request are read, decoded by threads,
 on batches of queued images, from one request or many. Each step has a limit in time and size.
 """
 
-import argparse
-import asyncio
-import logging
-import math
-import os
 import sys
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from argparse import Namespace
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
-from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
-import numpy as np
-import torch
-from PIL import Image, PngImagePlugin, UnidentifiedImageError
-from PIL.JpegImagePlugin import JpegImageFile
-from transformers import AutoConfig
-from transformers.image_utils import load_image
+if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
+    import plain_vit_command
 
-from plain_vit import PlainViTImageProcessor
+    plain_vit_command.light_package()
+
 from plain_vit.errors import CheckpointError, PlainViTError, printable, told
-from plain_vit.image_processing_plain_vit import DEEP_MODES
-from plain_vit.scores import scores as scores_of
 from plain_vit.system.command_line import Parser
-from plain_vit.system.extras import needs
-
-with needs("plain-vit[serve]", script=__name__ == "__main__"):
-    import onnxruntime
-    import psutil
-    import uvicorn
-    from fastapi import FastAPI, HTTPException, Query, Request, Response
-    from pydantic import BaseModel, Field
-    from python_multipart.exceptions import FormParserError
-    from starlette.formparsers import MultiPartException, MultiPartParser
-    from starlette.requests import ClientDisconnect
-
-# Formats without nested files, so the size in the header is the size that is decoded. Pillow opens many more, including
-# PostScript, which it passes to another program.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-MOST_SCANS = 100  # of a progressive JPEG; each scan goes through all pixels; encoders write about 10
-MOST_TEXT = 4_000_000  # bytes of text in a PNG, decompressed with its header; Pillow allows 16 times as much
-LONGEST_NAME = 100  # characters of a client's file name to repeat in a response
-FORM, BYTES = "multipart/form-data", "application/octet-stream"
-IMAGE = {"type": "string", "format": "binary"}
-BODY = {FORM: {"schema": {"properties": {"image": {"type": "array", "items": IMAGE}}}}, "image/*": {"schema": IMAGE}}
-log = logging.getLogger("uvicorn.error")
 
 
 def limit(default: float, meaning: str) -> Any:
@@ -93,6 +56,103 @@ class Limits:
             )
 
 
+def graph_of(folder: Path) -> Path:
+    """Return the graph in an exported folder.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    graph = folder / "onnx" / "model.onnx"
+    if not graph.is_file():
+        raise CheckpointError(
+            f"{folder} has no onnx/model.onnx: give a folder written by `plain-vit export FOLDER OUT --to onnx`"
+        )
+    return graph
+
+
+def parser() -> Parser:
+    """Return the parser of the command line."""
+    made = Parser(None, __doc__)
+    made.add_argument("folder", type=Path, help="folder that `plain-vit export --to onnx` wrote")
+    made.add_argument("--host", default="127.0.0.1", help="address to listen on; others see only this machine's")
+    made.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    made.add_argument("--threads", type=int, default=0, help="threads of the model; 0 for one on each core")
+    made.add_argument("--docs", action="store_true", help="serve /docs, /redoc and /openapi.json too")
+    for one in fields(Limits):
+        name, kind = f"--{one.name.replace('_', '-')}", type(one.default)
+        made.add_argument(name, type=kind, default=one.default, help=one.metadata["help"])
+    return made
+
+
+def read_arguments() -> Namespace:
+    """Return the command-line arguments, including the limits as one object; exit at `--help` and mistakes."""
+    arguments = parser().read(sys.argv[1:])
+    try:
+        arguments.limits = Limits(**{one.name: getattr(arguments, one.name) for one in fields(Limits)})
+    except ValueError as error:
+        parser().error(str(error))
+    try:
+        graph_of(arguments.folder)
+    except CheckpointError as error:
+        leave(error)
+    return arguments
+
+
+def leave(error: PlainViTError) -> NoReturn:
+    """Exit with an error in one line."""
+    print(told(error), file=sys.stderr)
+    sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    ARGUMENTS = read_arguments()
+    plain_vit_command.whole_package()
+
+import asyncio
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from io import BytesIO
+
+import numpy as np
+import torch
+from PIL import Image, PngImagePlugin, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
+from transformers import AutoConfig
+from transformers.image_utils import load_image
+
+from plain_vit import PlainViTImageProcessor
+from plain_vit.image_processing_plain_vit import DEEP_MODES
+from plain_vit.scores import scores as scores_of
+from plain_vit.system.extras import needs
+
+with needs("plain-vit[serve]", script=__name__ == "__main__"):
+    import onnxruntime
+    import psutil
+    import uvicorn
+    from fastapi import FastAPI, HTTPException, Query, Request, Response
+    from pydantic import BaseModel, Field
+    from python_multipart.exceptions import FormParserError
+    from starlette.formparsers import MultiPartException, MultiPartParser
+    from starlette.requests import ClientDisconnect
+
+# Formats without nested files, so the size in the header is the size that is decoded. Pillow opens many more, including
+# PostScript, which it passes to another program.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+MOST_SCANS = 100  # of a progressive JPEG; each scan goes through all pixels; encoders write about 10
+MOST_TEXT = 4_000_000  # bytes of text in a PNG, decompressed with its header; Pillow allows 16 times as much
+LONGEST_NAME = 100  # characters of a client's file name to repeat in a response
+FORM, BYTES = "multipart/form-data", "application/octet-stream"
+IMAGE = {"type": "string", "format": "binary"}
+BODY = {FORM: {"schema": {"properties": {"image": {"type": "array", "items": IMAGE}}}}, "image/*": {"schema": IMAGE}}
+log = logging.getLogger("uvicorn.error")
+
+
 class BadImage(Exception):
     """Raised for an image that the service cannot classify, with the reason."""
 
@@ -106,11 +166,7 @@ class Classifier:
     """
 
     def __init__(self, folder: Path, threads: int):
-        graph = folder / "onnx" / "model.onnx"
-        if not graph.is_file():
-            raise CheckpointError(
-                f"{folder} has no onnx/model.onnx: give a folder written by `plain-vit export FOLDER OUT --to onnx`"
-            )
+        graph = graph_of(folder)
         self.name = folder.resolve().name
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -545,27 +601,7 @@ def build_app(classifier: Classifier, limits: Limits, docs: bool = False) -> Fas
     return app
 
 
-def read_arguments() -> argparse.Namespace:
-    """Return the command-line arguments, including the limits as one object."""
-    parser = Parser(None, __doc__)
-    parser.add_argument("folder", type=Path, help="folder that `plain-vit export --to onnx` wrote")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others see only this machine's")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    parser.add_argument("--threads", type=int, default=0, help="threads of the model; 0 for one on each core")
-    parser.add_argument("--docs", action="store_true", help="serve /docs, /redoc and /openapi.json too")
-    for one in fields(Limits):
-        name, kind = f"--{one.name.replace('_', '-')}", type(one.default)
-        parser.add_argument(name, type=kind, default=one.default, help=one.metadata["help"])
-    arguments = parser.read(sys.argv[1:])
-    try:
-        arguments.limits = Limits(**{one.name: getattr(arguments, one.name) for one in fields(Limits)})
-    except ValueError as error:
-        parser.error(str(error))
-    return arguments
-
-
-def main() -> None:
-    arguments = read_arguments()
+def main(arguments: Namespace) -> None:
     limits: Limits = arguments.limits
     torch.set_num_threads(1)  # images are preprocessed in parallel, each in its own thread
     Image.MAX_IMAGE_PIXELS = None  # `max_pixels` replaces it
@@ -573,8 +609,7 @@ def main() -> None:
     try:
         classifier = Classifier(arguments.folder, arguments.threads)
     except PlainViTError as error:
-        print(told(error), file=sys.stderr)
-        sys.exit(error.exit_code)
+        leave(error)
     uvicorn.run(
         build_app(classifier, limits, arguments.docs),
         host=arguments.host,
@@ -585,4 +620,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(ARGUMENTS)

@@ -6,8 +6,12 @@
 As a Space on the Hub, it reads the models from the variable MODELS, separated by spaces; see README.md.
 """
 
+if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
+    from plain_vit_command import argument, read_words
+
+    WORDS = read_words(__doc__, argument("models", "folders of plain-vit, or ids on the Hub", nargs="*"))
+
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,4 +160,4 @@ def build(models: dict[str, Shown]) -> gr.Blocks:
 
 
 if __name__ == "__main__":
-    build(load_models(sys.argv[1:] or os.environ.get("MODELS", "").split())).launch()
+    build(load_models(WORDS.models or os.environ.get("MODELS", "").split())).launch()

@@ -1,6 +1,7 @@
 """Parsing of command lines: options in dashes or underscores, and errors in three lines that suggest the right word."""
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -38,12 +39,13 @@ class Parser(argparse.ArgumentParser):
     """Parser of one command.
 
     Args:
-        prog: The command, such as "plain-vit convert".
+        prog: The command, such as "plain-vit convert" (default: what was typed).
         description: What it does.
         epilog: The last lines of the help.
     """
 
     def __init__(self, prog: str | None, description: str | None, epilog: str | None = None) -> None:
+        prog = prog or typed_program()
         super().__init__(prog, description=description, epilog=epilog, formatter_class=Help, allow_abbrev=False)
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
@@ -96,6 +98,11 @@ class Show(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
         print(self.text())
         parser.exit()
+
+
+def typed_program() -> str | None:
+    """Return the command that started this script, such as "plain-vit finetune"; None if it was run as a file."""
+    return getattr(sys.modules["__main__"], "PROGRAM", None)
 
 
 def _dashed(word: str) -> str:

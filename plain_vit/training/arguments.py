@@ -20,7 +20,7 @@ import yaml
 from ..conversion.catalogue import named_by
 from ..errors import AmbiguousCheckpointError, DataError, OutputError, PlainViTError, TrainingError, told
 from ..files.kinds import WEIGHTS, path_of
-from ..system.command_line import Parser, Show
+from ..system.command_line import Parser, Show, typed_program
 from .recipes import RECIPES, describe_recipes, recipe_options
 
 Options = TypeVar("Options")
@@ -838,11 +838,6 @@ def check_words(arguments: Any) -> None:
         check_options(arguments)
 
 
-def typed_program() -> str | None:
-    """Return the command that started this script, such as "plain-vit finetune"; None if it was run as a file."""
-    return getattr(sys.modules["__main__"], "PROGRAM", None)
-
-
 def _command_with_hints(arguments: Any) -> list[str]:
     """Return the command as typed, with its hints about the model moved to the end."""
     program = typed_program()
@@ -899,7 +894,7 @@ def parse_arguments(kind: type[Options], command_line: Sequence[str], *, descrip
         merged = {name: given for name, given in merged.items() if name not in replaced} | layer
     of_recipes = {name for recipe in RECIPES.values() for name in recipe.options}
     merged = {name: given for name, given in merged.items() if given != [TAKEN_BACK] or name not in of_recipes}
-    parser = Parser(typed_program(), description)
+    parser = Parser(None, description)
     hints = get_type_hints(kind)
     for group in (group for group in reversed(kind.__mro__) if "_argument_group_name" in vars(group)):
         titled = parser.add_argument_group(vars(group)["_argument_group_name"])

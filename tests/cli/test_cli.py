@@ -46,11 +46,13 @@ from plain_vit.training.arguments import SCRIPTS as SCRIPT_OPTIONS
 from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data.glyphs import CHARACTERS
 from plain_vit_command import COMMANDS, ENGINES, FOLDERS, FORMATS, HINTS, PREFIXES, SCRIPTS, main, parser_of
+from tests import ROOT
 from tests.conftest import randomize_
 from tests.hub.endpoint import HubEndpoint
 from tests.model import bare
 from tests.sizes import few
 from tests.tiny import tiny_config
+from tests.training.runs import open_script
 
 
 @pytest.fixture
@@ -127,7 +129,7 @@ def test_the_command_that_was_typed_is_suggested_with_what_is_missing(
     assert f"  plain-vit convert {checkpoint} OUT --num-attention-heads " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [name for name, script in SCRIPTS.items() if script in SCRIPT_OPTIONS])
 def test_the_command_of_a_script_is_suggested_with_hints_about_its_model(
     name: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -403,12 +405,14 @@ def test_the_installed_command_answers() -> None:
 
 
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "huggingface_hub", "numpy"}
+EXAMPLES = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "examples").rglob("*.py"))]
 # The words, the exit code, what is printed, and in how many lines.
 WORDS = [
     ("--help", 0, "COMMAND", 30),
     ("--version", 0, f"plain-vit {plain_vit.__version__}", 1),
     *((f"{name} --help", 0, f"usage: plain-vit {name} ", 420) for name in COMMANDS),
-    *((f"examples/{script}.py --help", 0, f"usage: {script}.py ", 420) for script in SCRIPT_OPTIONS),
+    *((f"{script} --help", 0, f"usage: {Path(script).name} ", 420) for script in EXAMPLES),
+    *((f"{script} --x", 2, "there is no option --x", 3) for script in EXAMPLES),
     ("finetune --list-recipes", 0, "Published: ", 1000),
     ("examples --path", 0, "examples", 1),
     ("convret", 2, "there is no 'convret'; did you mean 'convert'?", 3),
@@ -446,6 +450,8 @@ WORDS = [
     ("finetune RUN --mixup-probability 0.3", 12, "Without mixup or cutmix, mixup_probability has no effect", 1),
     ("finetune RUN --dataset ./nowhere", 13, "DataError: There is no file or folder ./nowhere: correct the path", 1),
     ("evaluate --model not-there.pt --dataset digits", 3, "CheckpointError: not-there.pt does not exist", 1),
+    ("serve folder", 3, "CheckpointError: folder has no onnx/model.onnx: give a folder written by", 1),
+    ("serve folder --max-batch 0", 2, "plain-vit: max_batch is 0: expected a positive number", 3),
     ("examples/predict.py --model bad.bin --dataset d --output-dir o", 3, "CheckpointError: bad.bin is an HTML", 1),
 ]  # fmt: skip
 
@@ -459,9 +465,8 @@ def test_help_and_mistakes_are_answered_at_once_without_torch(
     (tmp_path / "empty.pt").touch()
     (tmp_path / "bad.bin").write_text("<html><body>404</body></html>")
     (tmp_path / "noise.npz").write_bytes(bytes(4096))
-    root = Path(plain_vit.__file__).parents[1]
     name, *rest = words.replace("RUN", "--model m --dataset digits --output_dir out").split(" ")
-    command = [root / name, *rest] if name.endswith(".py") else [root / "plain_vit_command.py", name, *rest]
+    command = [ROOT / name, *rest] if name.endswith(".py") else [ROOT / "plain_vit_command.py", name, *rest]
     program = f"""
 import os, resource, runpy, sys
 code = 0
@@ -475,7 +480,7 @@ sys.stdout.flush()
 print("used", used.ru_utime + used.ru_stime, *sorted({HEAVY!r} & sys.modules.keys()))
 sys.exit(code)
 """
-    environment = {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "80"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
     done = subprocess.run(
         [sys.executable, "-c", program, *filter(None, map(str, command))],
         cwd=tmp_path, env=environment, capture_output=True, text=True,
@@ -519,8 +524,10 @@ def test_every_option_has_a_help_and_every_command_an_example() -> None:
         assert command.epilog.startswith(f"example: plain-vit {name}")
         assert [action.dest for action in command._actions if not action.help] == []
         words = shlex.split(command.epilog.removeprefix(f"example: plain-vit {name}"))
-        if name in SCRIPTS:
+        if SCRIPTS.get(name) in SCRIPT_OPTIONS:
             parse_arguments(SCRIPT_OPTIONS[SCRIPTS[name]], words, description=None)
+        elif name in SCRIPTS:
+            open_script(SCRIPTS[name]).parser().read(words)
         else:
             command.read(words)
 
@@ -743,7 +750,7 @@ def test_the_path_of_the_examples_is_printed_and_nothing_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [name for name, script in SCRIPTS.items() if script in SCRIPT_OPTIONS])
 def test_a_command_of_a_script_has_its_options_and_its_exit_codes(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
 ) -> None:

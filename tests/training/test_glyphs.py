@@ -1,7 +1,6 @@
 """The shipped vit-pytorch checkpoint: its architecture and accuracy, and that its script reproduces it."""
 
 import json
-import sys
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from vit_pytorch import ViT
 from plain_vit.training.data import datasets as data
 from plain_vit.training.data.glyphs import CHARACTERS, render_glyphs
 from tests.sizes import NIGHTLY, draws
-from tests.training.runs import EXAMPLES, open_script, words_of
+from tests.training.runs import EXAMPLES, open_script
 
 script = open_script("train_vit_pytorch_on_glyphs")
 CHECKPOINT = EXAMPLES / "checkpoints" / "glyphs_vit.pt"
@@ -60,9 +59,7 @@ def test_training_depends_on_the_seed_alone(monkeypatch):
 def test_script_makes_the_shipped_checkpoint_again(tmp_path, monkeypatch):
     if not NIGHTLY:  # the full size takes a quarter of an hour
         monkeypatch.setattr(data, "GLYPHS_PER_CLASS", {"train": 8, "test": 2})
-    words = {"output_dir": tmp_path, "epochs": draws(1, nightly=NOTES["epochs"]), "seed": NOTES["seed"]}
-    monkeypatch.setattr(sys, "argv", ["train", *words_of(words)])
-    script.main()
+    script.main(tmp_path, draws(1, nightly=NOTES["epochs"]), NOTES["seed"])
     notes = json.loads((tmp_path / "glyphs_vit.json").read_text(encoding="utf-8"))
     assert notes.keys() == NOTES.keys()
     assert notes["constructor"] == NOTES["constructor"]
