@@ -28,6 +28,8 @@ OF_TIMM = {"num_classes": "num_labels", "img_size": "image_size", "in_chans": "n
 def create_model(name: str, pretrained: bool = False, num_labels: int | None = None, **fields: Any) -> PreTrainedModel:
     """Build a model by name, with the weights of its source or with random ones.
 
+    Called with pixels, it returns transformers' output: `.logits` is the tensor that a model of timm returns.
+
     Args:
         name: As `list_models` lists them, with or without the prefix of the source: "timm:vit_base_patch16_224" or
             "vit_base_patch16_224.augreg_in21k"; a preset such as "vit-base-patch16-224"; or the id of a repository on

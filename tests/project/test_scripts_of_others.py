@@ -17,7 +17,9 @@ import plain_vit
 from plain_vit import PlainViTForImageClassification
 from plain_vit.conversion import from_checkpoint, from_module
 from plain_vit.training.data.glyphs import render_glyphs
+from tests import ROOT
 from tests.conftest import randomize_
+from tests.tiny import tiny_config
 
 TIMM = """
 import torch
@@ -108,6 +110,24 @@ with torch.inference_mode():
         assert found["logits"].shape == (2, 7)
     with pytest.raises(ValueError, match="num_classes, num_labels name a field twice"):
         plain_vit.create_model("vit_tiny_patch16_224", num_labels=3, num_classes=3)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda outputs: outputs.softmax(-1),
+        lambda outputs: torch.topk(outputs, 5),
+        lambda outputs: torch.nn.CrossEntropyLoss()(outputs, torch.tensor([1, 2])),
+    ],
+)
+def test_an_output_taken_for_a_tensor_is_an_error_that_names_its_class(use: Any) -> None:
+    page = (ROOT / "docs" / "reference" / "other_tools.md").read_text(encoding="utf-8")
+    config = tiny_config(num_labels=7)
+    outputs = PlainViTForImageClassification(config)(torch.zeros(2, config.num_channels, *config.image_shape))
+    with pytest.raises((AttributeError, TypeError), match="ImageClassifierOutput") as raised:
+        use(outputs)
+    assert str(raised.value).partition("(): ")[2] in page.replace("\n", " ")
+    use(outputs.logits)
 
 
 @pytest.mark.slow
