@@ -184,7 +184,7 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def uneven_heads(config: PlainViTConfig) -> list[str]:
-    """Return that the heads do not add up to the width of a model; nothing if they do."""
+    """Return the fault of heads that do not add up to the width of the model; an empty list if they do."""
     heads, head_dim, width = config.num_attention_heads, config.head_dim or 0, config.hidden_size
     return [] if heads * head_dim == width else [f"{heads} heads of {config.head_dim} in a width of {width}"]
 

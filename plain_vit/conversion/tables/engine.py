@@ -388,6 +388,13 @@ ADD_TWO_AXES = each(
     lambda token, config: token[0, 0],
 )
 
+# A table of positions is a map, (1, h, w, D).
+GRID_TABLE = each(
+    "GRID_TABLE",
+    lambda table, config: table.flatten(0, 2),
+    lambda table, config: table.unflatten(0, config.grid_size)[None],
+)
+
 # A matrix that multiplies features from the right.
 TRANSPOSED = each("TRANSPOSED", lambda matrix, config: matrix.mT, lambda weight, config: weight.mT)
 

@@ -16,6 +16,7 @@ from ....errors import ExportError
 from ...tables.engine import (
     ADD_FIRST_AXIS,
     ADD_TWO_AXES,
+    GRID_TABLE,
     KERNEL_TO_PIXELS,
     PIXELS_TO_KERNEL,
     SPLIT_QKV,
@@ -79,11 +80,6 @@ POINTWISE = each(  # a 1x1 convolution is a dense layer
     "POINTWISE",
     lambda kernel, config: kernel.flatten(1),
     lambda weight, config: weight[:, :, None, None],
-)
-GRID = each(
-    "GRID",
-    lambda table, config: table.flatten(0, 2),
-    lambda table, config: table.unflatten(0, (1, *config.grid_size)),
 )
 FRAMES = each(  # a convolution in three dimensions, of which the first ends after one step
     "FRAMES",
@@ -353,7 +349,7 @@ QWEN3_VL_ROWS = [
 ]
 SAM_ROWS = [
     *_patch_rows("patch_embed.projection"),
-    Row("pos_embed", TABLE, GRID),
+    Row("pos_embed", TABLE, GRID_TABLE),
     Row("layers.{}.layer_norm1", f"{LAYER}.layernorm_before"),
     Row("layers.{}.attn.qkv", LAYER_QKV, SPLIT_QKV),
     Row("layers.{}.attn.rel_pos_h", f"{LAYER}.attention.relative_position_bias.rows"),

@@ -12,7 +12,7 @@ from torch import nn
 
 from .....configuration_plain_vit import PlainViTConfig
 from .....errors import MappingError
-from ....tables.engine import Row, each
+from ....tables.engine import GRID_TABLE, Row, each
 from ....tables.format import Hints, StateDict
 from ....tables.infer import pair
 from ..arguments import ACTIVATIONS, NORMS, QK_NORMS, Argument, timm_name_for
@@ -37,11 +37,6 @@ CLOSED: dict[str, Any] = {
 }  # fmt: skip
 
 EMBEDDINGS = "vit.embeddings"
-GRID_TABLE = each(  # timm's table is a map, (1, h, w, D)
-    "GRID_TABLE",
-    lambda table, config: table.flatten(0, 2),
-    lambda table, config: table.unflatten(0, config.grid_size)[None],
-)
 AXIS_TABLE = each("AXIS_TABLE", lambda table, config: table.squeeze(0), lambda table, config: table.unsqueeze(0))
 EMBEDDING_ROWS = [
     Row("embeds.cls_token", f"{EMBEDDINGS}.cls_token"),
