@@ -18,7 +18,7 @@ LARGEST = {
     **dict.fromkeys(("hidden_size", "head_dim", "intermediate_size", "representation_size", "num_channels"), 2**20),
     "num_frames": 2**10,
     "relative_position_bias.mlp_size": 2**20,
-    "window_attention.size": 2**14,
+    "window_attention.size": 2**8,
     "pooling_intermediate_size": 2**20,
     "pooling_num_layers": MOST_LAYERS,
     **dict.fromkeys(("num_attention_heads", "num_register_tokens", "pooling_num_attention_heads"), 2**16),
@@ -117,6 +117,7 @@ def check_fields(config: Any) -> None:
     for conflicts in (
         conflicts_in_embeddings(config),
         conflicts_in_positions(config),
+        conflicts_in_attention(config),
         conflicts_in_blocks(config),
         conflicts_in_heads(config),
     ):
@@ -149,11 +150,8 @@ def conflicts_in_embeddings(config: Any) -> tuple[tuple[bool, str], ...]:
 
 def conflicts_in_positions(config: Any) -> tuple[tuple[bool, str], ...]:
     """Return unsupported combinations of positions: whether each occurs, and the remedy."""
-    head_dim = config.attention_shape[1]
-    rotary, relative = config.rope_parameters is not None, config.relative_position_bias is not None
-    rope, bias = config.group("rope_parameters"), config.group("relative_position_bias")
-    windows, layers = config.window_attention is not None, config.group("window_attention")["global_layers"]
-    has_tokens = config.num_prefix_tokens + config.num_register_tokens > 0
+    head_dim, rotary = config.attention_shape[1], config.rope_parameters is not None
+    rope = config.group("rope_parameters")
     centered = rope["coordinates"] == "centered"
     return (
         (config.position_embedding_type == "sincos_2d" and config.hidden_size % 4 != 0,
@@ -176,6 +174,33 @@ def conflicts_in_positions(config: Any) -> tuple[tuple[bool, str], ...]:
          and (config.position_embedding_type != "learned" or config.position_resampling_to_square),
          'position_resampling "bucketed" looks up rows of one table: set position_embedding_type="learned" and '
          "position_resampling_to_square=False"),
+        (rotary and config.attention_type != "self",
+         f'attention_type "{config.attention_type}" is not combined with a rotation by any source'),
+        (rotary and config.register_tokens_last,
+         "register_tokens_last is not combined with a rotation by any source: put the registers first"),
+        (rotary and head_dim % 4 != 0,
+         f"a rotation gives half of its pairs of channels to each axis: head_dim must be a multiple of 4, not "
+         f"{head_dim}"),
+        (rope["prefix_angles"] == "learned" and (config.num_prefix_tokens == 0 or config.rope_type == "mixed"),
+         'prefix_angles "learned" rotates tokens before the patches, and is not combined with a "mixed" rotation: '
+         'set it to "zero" in rope_parameters'),
+        (rope["axis_frequencies"] != "equal" and config.rope_type == "mixed",
+         'a "mixed" rotation learns its frequencies: set axis_frequencies="equal" in rope_parameters'),
+        (centered and config.rope_type == "mixed",
+         'a "mixed" rotation learns the frequencies of row and column numbers: set coordinates="index" in '
+         "rope_parameters"),
+        (centered and rope["reference_grid"] is not None,
+         '"centered" coordinates are the same for every grid: set reference_grid=None in rope_parameters'),
+    )  # fmt: skip
+
+
+def conflicts_in_attention(config: Any) -> tuple[tuple[bool, str], ...]:
+    """Return unsupported combinations of relative positions and windows: whether each occurs, and the remedy."""
+    rotary, relative = config.rope_parameters is not None, config.relative_position_bias is not None
+    bias, windows = config.group("relative_position_bias"), config.window_attention is not None
+    layers = config.group("window_attention")["global_layers"]
+    has_tokens = config.num_prefix_tokens + config.num_register_tokens > 0
+    return (
         (relative and config.attention_type != "self",
          f'attention_type "{config.attention_type}" is not combined with a relative position bias by any source'),
         (relative and config.register_tokens_last,
@@ -201,23 +226,6 @@ def conflicts_in_positions(config: Any) -> tuple[tuple[bool, str], ...]:
          "blocks, from 0"),
         (relative and bool(config.patch_dropout_prob),
          "patch dropout is not combined with a relative position bias by any source: set patch_dropout_prob=0"),
-        (rotary and config.attention_type != "self",
-         f'attention_type "{config.attention_type}" is not combined with a rotation by any source'),
-        (rotary and config.register_tokens_last,
-         "register_tokens_last is not combined with a rotation by any source: put the registers first"),
-        (rotary and head_dim % 4 != 0,
-         f"a rotation gives half of its pairs of channels to each axis: head_dim must be a multiple of 4, not "
-         f"{head_dim}"),
-        (rope["prefix_angles"] == "learned" and (config.num_prefix_tokens == 0 or config.rope_type == "mixed"),
-         'prefix_angles "learned" rotates tokens before the patches, and is not combined with a "mixed" rotation: '
-         'set it to "zero" in rope_parameters'),
-        (rope["axis_frequencies"] != "equal" and config.rope_type == "mixed",
-         'a "mixed" rotation learns its frequencies: set axis_frequencies="equal" in rope_parameters'),
-        (centered and config.rope_type == "mixed",
-         'a "mixed" rotation learns the frequencies of row and column numbers: set coordinates="index" in '
-         "rope_parameters"),
-        (centered and rope["reference_grid"] is not None,
-         '"centered" coordinates are the same for every grid: set reference_grid=None in rope_parameters'),
     )  # fmt: skip
 
 

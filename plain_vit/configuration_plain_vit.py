@@ -519,7 +519,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         if self.resnet_stem is not None:
             self.resnet_stem["depths"] = tuple(self.resnet_stem["depths"])
         if self.window_attention is not None:
-            self.window_attention["global_layers"] = tuple(self.window_attention["global_layers"])
+            self.window_attention["global_layers"] = tuple(sorted({*self.window_attention["global_layers"]}))
         if self.rope_parameters is not None and self.rope_parameters["reference_grid"] is not None:
             grid = (*self.rope_parameters["reference_grid"],)
             if len(grid) != 2 or not all(1 <= side <= MOST_PIXELS for side in grid):

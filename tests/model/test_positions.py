@@ -271,6 +271,25 @@ def test_blocks_share_a_bias_or_have_their_own(name: str) -> None:
     assert paths == ({""} if "shared" in name else own)
 
 
+@pytest.mark.parametrize(
+    "fields, text",
+    [
+        ({"window_attention": {"size": 257}}, "at most 256"),  # one window would be padded to millions of tokens
+        ({"window_attention": {"global_layers": [3]}}, "numbers of the 3 blocks"),
+        ({"window_attention": {"global_layers": [-1]}}, "numbers of the 3 blocks"),
+        ({"window_attention": {}, "use_class_token": True, "pooling": "cls"}, "use_class_token=False"),
+        ({"window_attention": {}, "num_register_tokens": 1, "register_tokens_last": True}, "num_register_tokens=0"),
+        ({"window_attention": {}, "patch_dropout_prob": 0.5}, "patch_dropout_prob=0"),
+        ({"window_attention": {}, "rope_parameters": {}}, "rope_parameters=None"),
+        ({"window_attention": {}, "relative_position_bias": {"type": "table"}}, 'type="decomposed"'),
+        ({"relative_position_bias": {"type": "decomposed", "shared": True}}, "shared=False"),
+    ],
+)
+def test_windows_that_no_source_has_are_refused(fields: dict, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        tiny_config(**{"use_class_token": False, "pooling": "mean", **fields})
+
+
 def test_a_block_with_windows_sees_each_window_as_an_image_padded_with_zeros() -> None:
     """A window alone, as tokens of a model whose grid is one window, gives the same attention."""
     config = tiny_config(**VARIATIONS["relative_windows"], num_hidden_layers=2)  # windows of 2 x 2 on 3 x 4 patches

@@ -26,7 +26,8 @@ from tests.releases import TRANSFORMERS
 from tests.tiny import difference
 
 # All dimensions differ; patches and grid (3 x 4) are not square if the class supports that.
-SIZES: dict[str, Any] = {"hidden_size": 40, "num_hidden_layers": 3, "num_attention_heads": 5}
+LAST = 2  # the number of the last block
+SIZES: dict[str, Any] = {"hidden_size": 40, "num_hidden_layers": LAST + 1, "num_attention_heads": 5}
 OBLONG = {**SIZES, "intermediate_size": 52, "image_size": (24, 56), "patch_size": (8, 14)}
 SQUARE = {**SIZES, "intermediate_size": 52, "image_size": 56, "patch_size": 14}
 NAFLEX = {**SIZES, "intermediate_size": 52, "num_patches": 16, "patch_size": 14}
@@ -328,7 +329,7 @@ _CASES: dict[str, Callable[[str], Any]] = {
         )
         for name in QWENS
     },
-    "SamVisionModel": _of(**SAM, window_size=3, global_attn_indexes=[1, 5]),
+    "SamVisionModel": _of(**SAM, window_size=3, global_attn_indexes=[5, 1, -1]),  # of 3 blocks
     "SamVisionModel without windows": _of(**SAM, window_size=0, qkv_bias=False),
     "SamVisionModel without positions": _of(**SAM, window_size=2, use_rel_pos=False, use_abs_pos=False),
     "SamModel": _of(vision_config={**SAM, "window_size": 3, "output_channels": 8}, prompt_encoder_config=PROMPTS,
@@ -480,9 +481,16 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
         outputs = module.get_image_features(pixel_values, output_hidden_states=True)
     else:
         options |= {"output_hidden_states": True}
+        last: list[torch.Tensor] = []
+        blocks = [part for name, part in encoder.named_modules() if name.endswith(f"layers.{LAST}")]
+        hooks = [block.register_forward_hook(lambda *call: last.append(call[-1])) for block in blocks]
         outputs = encoder(*inputs_for(encoder, pixel_values).values(), **options)
-    other = NOT_OURS.get(type(encoder).__name__)  # which may be in place of the last hidden state
-    stages = {f"block {i}": one for i, one in enumerate(outputs.hidden_states or ()) if one is not outputs.get(other)}
+        for hook in hooks:
+            hook.remove()
+    other = NOT_OURS.get(type(encoder).__name__)
+    stages = {f"block {i}": tokens for i, tokens in enumerate(outputs.hidden_states or ())}
+    if other is not None and outputs.hidden_states[-1] is outputs.get(other):  # in place of the last block's tokens
+        stages[f"block {len(stages) - 1}"] = last[0]
     for stage, key in (
         ("logits", "logits"), ("reconstruction", "reconstruction"), ("tokens", "last_hidden_state"),
         ("pooled", "image_embeds"), ("pooled", "pooler_output"),

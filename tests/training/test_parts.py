@@ -21,6 +21,7 @@ from transformers import (
     DeiTForImageClassificationWithTeacher,
     ResNetConfig,
     ResNetForImageClassification,
+    SamImageProcessor,
     ViTConfig,
     ViTForImageClassification,
     ViTImageProcessor,
@@ -202,6 +203,7 @@ def test_input_size_is_the_crop_where_there_is_one():
     crop = {"do_center_crop": True, "crop_size": {"height": 24, "width": 16}}
     assert input_size(PlainViTImageProcessor(size={"shortest_edge": 32}, **crop)) == (24, 16)
     assert input_size(PlainViTImageProcessor(size={"shortest_edge": 32}, do_center_crop=False)) == (32, 32)
+    assert input_size(SamImageProcessor(size={"longest_edge": 32}, pad_size={"height": 48, "width": 40})) == (48, 40)
     with pytest.raises(TrainingError, match="expected height and width"):
         input_size(ViTImageProcessor(size={"longest_edge": 32, "shortest_edge": 8}))
 

@@ -88,11 +88,17 @@ def input_size(image_processor: Any) -> tuple[int, int]:
     size = dict(
         image_processor.crop_size if getattr(image_processor, "do_center_crop", False) else image_processor.size
     )
+    if getattr(image_processor, "do_pad", False) and getattr(image_processor, "pad_size", None):
+        size = dict(image_processor.pad_size)  # SAM's, after it resized the longest edge
     if size.get("height") and size.get("width"):
         return int(size["height"]), int(size["width"])
     if size.get("shortest_edge") and not size.get("longest_edge"):
         return int(size["shortest_edge"]), int(size["shortest_edge"])
-    raise TrainingError(f"The image processor's size is {size}: expected height and width, or shortest_edge.")
+    raise TrainingError(
+        f"The image processor's size is {size}: expected height and width, or shortest_edge. Save one of a fixed size "
+        'in the folder of the model, such as PlainViTImageProcessor(size={"height": 224, "width": 224}), with the '
+        "image_mean and image_std of the other."
+    )
 
 
 def pixel_levels(image_processor: Any) -> tuple[torch.Tensor, torch.Tensor]:

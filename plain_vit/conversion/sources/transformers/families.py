@@ -643,7 +643,7 @@ def _write_sapiens2(config: PlainViTConfig) -> dict[str, Any]:
 
 def _read_sam(settings: Mapping[str, Any]) -> dict[str, Any]:
     blocks, size = settings["num_hidden_layers"], settings["window_size"]
-    layers = [layer for layer in settings["global_attn_indexes"] if layer < blocks]
+    layers = [layer for layer in settings["global_attn_indexes"] if 0 <= layer < blocks]
     return {
         "head_dim": settings["hidden_size"] // settings["num_attention_heads"],
         "position_embedding_type": "learned" if settings["use_abs_pos"] else "none",
