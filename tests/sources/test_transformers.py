@@ -264,13 +264,19 @@ def test_the_tables_know_every_setting_that_the_class_declares(name: str) -> Non
 
 
 def code_of(name: str) -> str:
-    """Return transformers' own code for all parts of a class."""
+    """Return transformers' own code for all parts of a class.
+
+    Function by function, because `inspect.getsource` of a class parses its whole file, on which Python before 3.11.8
+    may fail ("AST constructor recursion depth mismatch").
+    """
     kind = class_named(name)
     settings = {"encoder_stride": 16} if "Masked" in name else {}
     with torch.device("meta"):
         module = kind(kind.config_class(**settings))
     parts = {base for part in module.modules() for base in type(part).__mro__}
-    return "".join(inspect.getsource(part) for part in parts if part.__module__.startswith("transformers.models."))
+    own = [part for part in parts if part.__module__.startswith("transformers.models.")]
+    functions = [function for part in own for function in vars(part).values() if inspect.isfunction(function)]
+    return "".join(inspect.getsource(function) for function in functions)
 
 
 @pytest.mark.slow(
