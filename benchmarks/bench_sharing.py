@@ -14,7 +14,7 @@ from pathlib import Path
 from pyarrow import parquet
 
 from benchmarks.bench_extract import EXAMPLES, SIZE, write_files, write_model
-from benchmarks.harness import Case, Memory, _result, parser, report
+from benchmarks.harness import Case, Memory, parser, report, result_of
 
 START, IMAGES, FILE = 32, 1024, 16  # files of the short command, of the long one beside them, and rows of an output
 WORKERS = 2
@@ -95,9 +95,8 @@ def main(cases: Sequence[str] = (ONE, PROCESSES, JOBS, RAY, PANDAS)) -> None:
                 short, long = (seconds(case, count, folder) for count in (START, START + IMAGES))
                 timed[case].append(long - short)
     nothing = Memory(None, None, None)
-    results = [
-        _result(Case(case, lambda: list, images=IMAGES), timed[case], timed[cases[0]], nothing, None) for case in cases
-    ]
+    first = timed[cases[0]]
+    results = [result_of(Case(case, lambda: list, images=IMAGES), timed[case], first, nothing, None) for case in cases]
     lines = [f"| {each.name} | {IMAGES / each.seconds:.3g} |" for each in results]
     table = "\n".join(["| case | images/s |", "|---|---:|", *lines])
     report("sharing", "What shares the extraction of features", f"{NOTES}\n\n{table}", results, chosen.write)

@@ -185,7 +185,7 @@ def compare(
             memory[worker.case.name] = worker.end()
             bar.update()
     first = timed[cases[0].name]
-    return [_result(case, timed[case.name], first, memory[case.name], differences[case.name]) for case in cases]
+    return [result_of(case, timed[case.name], first, memory[case.name], differences[case.name]) for case in cases]
 
 
 def _processes(cases: Sequence[Case], keep_memory: bool, at_once: int, stack: ExitStack) -> "list[_Elsewhere]":
@@ -257,7 +257,8 @@ class _Here:
         return self.answer
 
 
-def _result(case: Case, seconds: list[float], first: list[float], memory: Memory, difference: float | None) -> Result:
+def result_of(case: Case, seconds: list[float], first: list[float], memory: Memory, difference: float | None) -> Result:
+    """Return what the seconds of a case's turns show, compared with those of the first case."""
     median, fastest = statistics.median(seconds), min(seconds)
     return Result(
         name=case.name,
