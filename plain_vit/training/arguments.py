@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+import re
 import sys
 import time
 from argparse import ArgumentTypeError
@@ -312,6 +313,11 @@ class StepOptions(Group):
     warmup_fraction: Share = option(0.1, "fraction of the optimizer steps used for warm-up")
     warmup_steps: Natural | None = option(None, "warm-up as a number of optimizer steps")
     max_grad_norm: Amount = option(1.0, "norm to which gradients are clipped; 0: no clipping")
+    skip_nonfinite: Natural = option(
+        0,
+        "steps in a row to leave out where the gradients are not finite, instead of stopping at the first",
+        excludes={"mixed_precision=fp16": "fp16 leaves out such steps itself: omit --skip_nonfinite."},
+    )
     clip_mode: Literal["norm", "agc"] = option(
         "norm",
         "agc: max_grad_norm, such as 0.01, is relative to the norm of the weights of each unit (NFNets)",
@@ -354,6 +360,12 @@ class FolderOptions(ProcessOptions):
     evaluations: Count | None = option(None, "number of evaluations, evenly spaced (default: once per epoch)")
     log_every: Count = option(10, "optimizer steps between logged values")
     checkpoint_every: Count | None = option(None, "optimizer steps between checkpoints (default: at each evaluation)")
+    checkpoint_minutes: Positive | None = option(
+        None, "minutes after which a further checkpoint is written", needs="checkpoints_kept"
+    )
+    max_time: str | None = option(
+        None, "time such as 11:45:00 after which the run saves and ends with exit status 75, for --resume"
+    )
     checkpoints_kept: Natural = option(2, "number of checkpoints to keep; 0: write none")
     best_kept: Count = option(
         1, "models with the best results on the validation split to keep; more than one: by step, in best_models"
@@ -365,6 +377,23 @@ class FolderOptions(ProcessOptions):
 @dataclass(kw_only=True)
 class LoopOptions(FolderOptions, StepOptions):
     """Options of the training loop, for every task."""
+
+    def __post_init__(self) -> None:
+        """Begin `max_time`."""
+        super().__post_init__()
+        self.until = time.perf_counter() + (math.inf if self.max_time is None else seconds_of(self.max_time))
+
+
+def seconds_of(text: str) -> int:
+    """Return the seconds of a time such as 11:45:00.
+
+    Raises:
+        TrainingError: The text is no such time.
+    """
+    if not (match := re.fullmatch(r"(\d{1,4}):([0-5]\d):([0-5]\d)", text)):
+        raise TrainingError(f"max_time is {text!r}: expected hours, minutes and seconds, such as 11:45:00.")
+    hours, minutes, seconds = map(int, match.groups())
+    return (hours * 60 + minutes) * 60 + seconds
 
 
 # Groups of fine-tuning.

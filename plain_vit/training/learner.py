@@ -1,11 +1,13 @@
 """Model with its optimizer and a moving average of its weights, replicated or sharded over processes."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ..errors import TrainingError
 from ..system.extras import needs
@@ -76,6 +78,8 @@ class Learner:
             check_optimizer(self.make_optimizer, accelerator)
         self.sharded: ShardedState | None = None
         self.closures: list[Callable[[], torch.Tensor]] = []  # one per micro-batch of the current step
+        self.grad_norm = torch.zeros(())  # of the last step, before clipping
+        self.skipped = False  # whether the last step was left out
 
     def prepare(self) -> None:
         """Compile and shard the model if requested, and let Accelerate wrap the rest.
@@ -132,17 +136,27 @@ class Learner:
             if self.options.sharpness_radius:
                 repeat_uphill(self.model, self.closures, self.accelerator, self.options.sharpness_radius)
             self.closures.clear()
-            self._clip()
-        self.optimizer.step()
+            norm = self._clip()
+            self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else torch.as_tensor(norm)
+            self.skipped = self.options.skip_nonfinite > 0 and not self.grad_norm.isfinite()
+        if not self.skipped:
+            self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def _clip(self) -> None:
-        """Clip the gradients; the adaptive mode exempts the head, the last two parameters, as timm does."""
-        most = self.options.max_grad_norm
-        if most and self.options.clip_mode == "agc":
-            clip_adaptively([*self.model.parameters()][:-2], most)
-        elif most:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), most)
+    def _clip(self) -> torch.Tensor | float:
+        """Clip the gradients, and return their norm before.
+
+        The adaptive mode exempts the head, the last two parameters, as timm does.
+        """
+        most, parameters = self.options.max_grad_norm, [*self.model.parameters()]
+        if most and self.options.clip_mode == "norm":
+            norm = self.accelerator.clip_grad_norm_(parameters, most)
+            return math.nan if norm is None else norm  # DeepSpeed clips within its step
+        self.accelerator.unscale_gradients()
+        norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+        if most:
+            clip_adaptively(parameters[:-2], most)
+        return norm
 
     def is_finite(self) -> bool:
         """Return whether all weights are finite, in all processes."""

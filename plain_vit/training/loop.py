@@ -215,11 +215,11 @@ def start_run(options: LoopOptions) -> tuple[Accelerator, dict[str, Any]]:
 
 
 class Stopped(Exception):
-    """Raised when a signal ends an evaluation."""
+    """Raised when a signal or the deadline ends an evaluation; `status` is the exit status of the run."""
 
-    def __init__(self, signal: int) -> None:
-        super().__init__(signal)
-        self.signal = signal
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
 
 
 class Loop(Generic[ResultT]):
@@ -269,8 +269,10 @@ class Loop(Generic[ResultT]):
         self.in_evaluation = UnreadableImages(  # skipped images were already removed from the evaluated splits
             stop=True, say=tqdm.write, advice=changed if skip_unreadable else self.unreadable.advice
         )
-        self.begun = time.perf_counter()
+        self.begun = self.saved_at = time.perf_counter()
+        self.save_due = False  # after the current step, because of the time
         self.step, self.stale = 0, 0
+        self.skipped = 0  # steps in a row up to the current one
         self.evaluation_due = False  # after the current step
         self.reductions = 0  # of the learning rate, with the schedule plateau
         self.best: list[tuple[float, int]] = []  # score and step of each model that is kept, best first
@@ -292,7 +294,7 @@ class Loop(Generic[ResultT]):
         progress = self.run.begin(self.learner.average, self.learner.sharded) or {}
         is_main = self.accelerator.is_main_process
         self.step, self.stale = progress.get("step", 0), progress.get("stale", 0)
-        self.reductions = progress.get("reductions", 0)
+        self.reductions, self.skipped = progress.get("reductions", 0), progress.get("skipped", 0)
         self._check_length()
         self.evaluation_due = progress.get("evaluation_due", False) and self.step in self.schedule.evaluation_steps
         self.best = [(score, step) for score, step in progress.get("best", ())]
@@ -416,7 +418,7 @@ class Loop(Generic[ResultT]):
     def train(
         self, batches: Iterable[Batch], watched: DataLoader, on_step: Callable[[int, nn.Module], None] | None = None
     ) -> None:
-        """Train for the remaining steps, or until early stopping or a signal ends the run.
+        """Train for the remaining steps, or until early stopping, a signal or the deadline ends the run.
 
         Args:
             batches: micro-batches of this process, starting at the current step.
@@ -435,7 +437,7 @@ class Loop(Generic[ResultT]):
         )
         if remark := self.schedule.remark(images):
             self.bar.say(remark)
-        with self.bar, StopRequest() as self.stop, explain_out_of_memory():
+        with self.bar, StopRequest(self.options.until) as self.stop, explain_out_of_memory():
             if self.step == 0:
                 self.on_step(0, self.learner.model)
             if self.evaluation_due:  # the run was stopped before or during it
@@ -452,8 +454,7 @@ class Loop(Generic[ResultT]):
                 self._learn(batch, part)
                 if self.accelerator.sync_gradients:
                     self._end_step()
-            stop, _ = self.exchange.after(self.step, self.stop.signal, due=True)
-            if stop:
+            if stop := self.exchange.after(self.step, self.stop.status, due=True).stop:
                 self._leave(stop)
 
     def _begin_step(self) -> None:
@@ -488,9 +489,10 @@ class Loop(Generic[ResultT]):
             now = generator_states(accelerator.device)
             self.draws = not all(map(torch.equal, states, now))
         loss = loss.detach().float()
-        self.exchange.watch(loss, self.step + 1)
+        self.step_loss = loss + self.step_loss if part else loss
         measured = [sums[name].detach() for name in self.task.measures]
         seen = torch.stack([loss * images, *measured, torch.full_like(loss, images)])
+        seen = torch.where(loss.isfinite(), seen, torch.zeros_like(seen))
         self.window += seen
         self.since_evaluation += seen
 
@@ -502,24 +504,45 @@ class Loop(Generic[ResultT]):
     def _end_step(self) -> None:
         self.step += 1
         self.bar.update(self.options.batch_size)
+        if self.learner.skipped:
+            self._skip()
+        else:
+            self.skipped = 0
+            self.exchange.watch(self.step_loss, self.step)
         self.learner.update_average()
         last = self.step == self.schedule.total_steps
         logs = self.step % self.options.log_every == 0 or last
         self.evaluation_due = self.step in self.schedule.evaluation_steps
         due = logs or self.evaluation_due or self._saves
-        stop, bad_step = self.exchange.after(self.step, self.stop.signal, due=due)
-        if bad_step is not None:
-            raise TrainingError(f"The loss of step {bad_step} is not finite: {self._recovery_hint()}")
+        minutes = self.options.checkpoint_minutes or math.inf
+        late = time.perf_counter() - self.saved_at >= 60 * minutes
+        agreed = self.exchange.after(self.step, self.stop.status, due=due, save=late)
+        if agreed.bad_step is not None:
+            raise TrainingError(f"The loss of step {agreed.bad_step} is not finite: {self._recovery_hint()}")
+        self.save_due = agreed.save
         if logs:
             self._log()
-        self._finish_step(stop)
+        self._finish_step(agreed.stop)
+
+    def _skip(self) -> None:
+        """Record a step that was left out, unless there were too many in a row."""
+        most = self.options.skip_nonfinite
+        if self.skipped == most:
+            raise TrainingError(
+                f"The gradients of step {self.step} are not finite, nor were those of the {counted(most, 'step')} "
+                f"before it: {self._recovery_hint()}"
+            )
+        self.skipped += 1
+        self.run.log(step=self.step, skipped_in_a_row=self.skipped)
+        self.bar.say(f"left out step {self.step}: its gradients are not finite ({self.skipped} in a row, up to {most})")
 
     @property
     def _saves(self) -> bool:
-        return bool(self.options.checkpoints_kept) and self.step in self.schedule.checkpoint_steps
+        scheduled = self.save_due or self.step in self.schedule.checkpoint_steps
+        return bool(self.options.checkpoints_kept) and scheduled
 
     def _finish_step(self, stop: int) -> None:
-        """Evaluate and save after the steps scheduled for it; after a signal, the resumed run evaluates."""
+        """Evaluate and save after the steps scheduled for it; if the run stops here, the resumed one evaluates."""
         if self.evaluation_due and not stop:
             stop = self._evaluate()
         if not self.evaluation_due:
@@ -531,14 +554,14 @@ class Loop(Generic[ResultT]):
             with self.bar.pause():
                 self._save_checkpoint()
 
-    def _leave(self, signal: int) -> NoReturn:
-        """Save a checkpoint and end the process."""
+    def _leave(self, status: int) -> NoReturn:
+        """Save a checkpoint and end the process with this exit status."""
         self._save_checkpoint()
         self.run.finish_saving()
         self.run.release()
         self.accelerator.end_training()
         self.bar.say(f"Stopped after step {self.step} of {self.schedule.total_steps}: continue with --resume.")
-        sys.exit(128 + signal)
+        sys.exit(status)
 
     def _recovery_hint(self) -> str:
         self.run.finish_saving()
@@ -554,7 +577,8 @@ class Loop(Generic[ResultT]):
     def _log(self) -> None:
         values = self._means(self.window)
         logged = {f"train_{name}": value for name, value in values.items()}
-        self.run.log(step=self.step, learning_rate=self.learning_rate, **logged)
+        rate, norm = self.learning_rate, float(self.learner.grad_norm)  # before clipping
+        self.run.log(step=self.step, learning_rate=rate, **{"grad_norm": norm} if math.isfinite(norm) else {}, **logged)
         self.run.track(step=self.step, **self.bar.rates())
         self.bar.show(**{name: metric_text(name, value) for name, value in values.items()})
 
@@ -569,7 +593,7 @@ class Loop(Generic[ResultT]):
         """Evaluate the watched split, and keep the weights if selection is on and they are the best so far.
 
         Returns:
-            0, or the signal that ended the evaluation, which is then still due.
+            0, or the exit status with which the run has to stop, and the evaluation is then still due.
         """
         name = self.watched_name
         self.learner.share_buffers()
@@ -578,7 +602,7 @@ class Loop(Generic[ResultT]):
                 result = self._judge(self.learner.evaluated, self._until_stopped(self.watched), _size(self.watched))
         except Stopped as stopped:
             train_mode(self.learner.model)
-            return stopped.signal
+            return stopped.status
         self.evaluation_due = False
         learnt = self._means(self.since_evaluation)
         if not all(map(math.isfinite, result.values.values())):
@@ -617,11 +641,11 @@ class Loop(Generic[ResultT]):
         """Yield batches; a signal to one process ends the evaluation in all processes after the same batch.
 
         Raises:
-            Stopped: A process received a signal.
+            Stopped: A process received a signal, or the deadline has passed.
         """
         exchange = StepExchange(self.accelerator)
         for number, batch in enumerate(batches):
-            stop = number and exchange.after(number, self.stop.signal, due=False)[0]
+            stop = number and exchange.after(number, self.stop.status, due=False).stop
             if stop:
                 raise Stopped(stop)
             yield batch
@@ -708,6 +732,7 @@ class Loop(Generic[ResultT]):
             "best": self.best,
             "stale": self.stale,
             "reductions": self.reductions,
+            "skipped": self.skipped,
             # One row per process: from a total, a resumed run would sum in a different order.
             "window": self.accelerator.gather(self.window[None]).tolist(),
             "since": self.accelerator.gather(self.since_evaluation[None]).tolist(),
@@ -715,6 +740,7 @@ class Loop(Generic[ResultT]):
         }
         keep, learner = self.options.checkpoints_kept, self.learner
         self.run.save(progress, keep=keep, average=learner.average, sharded=learner.sharded)
+        self.saved_at, self.save_due = time.perf_counter(), False
 
     def _tied_to_processes(self) -> str | None:
         """Return what makes the result depend on the number of processes, or None."""

@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,7 +161,7 @@ def test_processes_exchange_at_steps_that_all_of_them_know(monkeypatch):
 
     class Two:
         num_processes, device, gathers = 2, torch.device("cpu"), 0
-        other = [0.0, 0.5, math.inf]
+        other = [0.0, 0.5, math.inf, 0.0]
 
         def gather(self, own: torch.Tensor) -> torch.Tensor:
             self.gathers += 1
@@ -168,36 +169,75 @@ def test_processes_exchange_at_steps_that_all_of_them_know(monkeypatch):
 
     accelerator = Two()
     exchange = StepExchange(accelerator)
-    assert exchange.after(1, 0, due=False) == (0, None)
+    assert exchange.after(1, 0, due=False) == (0, None, False)
     assert exchange.next_step == 5, "two seconds at the pace of the slower one"
-    accelerator.other = [float(signal.SIGTERM), 0.5, 3.0]
-    assert [exchange.after(step, 0, due=False) for step in (2, 3, 4)] == [(0, None)] * 3
+    accelerator.other = [143.0, 0.5, 3.0, 1.0]
+    assert [exchange.after(step, 0, due=False) for step in (2, 3, 4)] == [(0, None, False)] * 3
     assert accelerator.gathers == 1
-    assert exchange.after(5, 0, due=False) == (signal.SIGTERM, 3)
-    assert exchange.after(6, 0, due=True) == (signal.SIGTERM, 3)
+    assert exchange.after(5, 0, due=False) == (143, 3, True)
+    assert exchange.after(6, 0, due=True) == (143, 3, True)
     assert accelerator.gathers == 3
 
 
 def test_processes_stop_an_evaluation_at_the_same_batch_and_at_its_pace(monkeypatch):
     """Simulate two processes, of which the other gets a signal during the third batch of an evaluation."""
-    now, other = [0.0], [0.0, 0.0, math.inf]
+    now, other = [0.0], [0.0, 0.0, math.inf, 0.0]
     monkeypatch.setattr("plain_vit.training.hardware.processes.time.perf_counter", lambda: now[0])
     two = SimpleNamespace(
         num_processes=2, device=torch.device("cpu"), gather=lambda own: torch.cat([own, torch.tensor([other])])
     )
-    loop: Any = SimpleNamespace(accelerator=two, stop=SimpleNamespace(signal=0))
+    loop: Any = SimpleNamespace(accelerator=two, stop=SimpleNamespace(status=0))
     evaluated: list[Any] = []
 
     def evaluate() -> None:
         for number in Loop._until_stopped(loop, range(100)):
             evaluated.append(number)
             now[0] += 0.5
-            other[0] = float(signal.SIGTERM) if number >= 2 else 0.0
+            other[0] = 143.0 if number >= 2 else 0.0
 
     with pytest.raises(Stopped) as stopped:
         evaluate()
-    assert stopped.value.signal == signal.SIGTERM
+    assert stopped.value.status == 143
     assert evaluated == [0, 1, 2, 3, 4], "two seconds after the first batch"
+
+
+# Steps left out
+
+
+def test_steps_that_are_not_finite_are_left_out_and_logged_also_after_a_resumption(
+    model_folder, lose_at, tmp_path, capsys
+):
+    """The weights are those of a run without an update at that step, and the count goes on in a resumed run."""
+    lose_at(3, math.nan)
+    for name, changes in {"skipped": {}, "resumed": {"checkpoint_every": 3}}.items():
+        run(model_folder, tmp_path / name, optimizer="sgd", momentum=0.0, skip_nonfinite=1, **changes)
+    shutil.rmtree(tmp_path / "resumed" / "checkpoints" / "step_00000006")
+    lose_at(4, math.nan)
+    with pytest.raises(TrainingError, match="gradients of step 4 are not finite, nor were those of the 1 step before"):
+        run(model_folder, tmp_path / "resumed", optimizer="sgd", momentum=0.0, skip_nonfinite=1, checkpoint_every=3,
+            resume=True)  # fmt: skip
+    assert "left out step 3: its gradients are not finite (1 in a row, up to 1)" in capsys.readouterr().out
+    log = read_log(tmp_path / "skipped")
+    assert [line["step"] for line in log if "skipped_in_a_row" in line] == [3]
+    assert all(math.isfinite(value) for line in log for value in line.values())
+    weights = {step: weights_of(tmp_path / "skipped" / "checkpoints" / f"step_{step:08d}") for step in (4, 6)}
+    assert all(tensor.isfinite().all() for of_step in weights.values() for tensor in of_step.values())
+
+
+def test_a_step_that_is_left_out_leaves_the_weights_as_they_were(model_folder, lose_at, tmp_path):
+    lose_at(3, math.inf)
+    run(model_folder, tmp_path / "run", skip_nonfinite=1, checkpoint_every=1, checkpoints_kept=6)
+    before, left_out, after = (weights_of(tmp_path / "run" / "checkpoints" / f"step_{step:08d}") for step in (2, 3, 4))
+    assert all(torch.equal(before[name], tensor) for name, tensor in left_out.items())
+    assert any(not torch.equal(before[name], tensor) for name, tensor in after.items())
+
+
+@pytest.mark.slow
+def test_processes_leave_out_the_same_steps(model_folder, tmp_path):
+    options = {**SHORT, "optimizer": "sgd", "learning_rate": 1e30, "max_grad_norm": 0, "warmup_steps": 3, "steps": 40}
+    with pytest.raises(AssertionError) as stopped:
+        launch(SCRIPT, TORCHRUN, model=model_folder, output_dir=tmp_path / "run", skip_nonfinite=2, **options)
+    assert "nor were those of the 2 steps before it" in str(stopped.value)
 
 
 @pytest.mark.slow
@@ -332,6 +372,45 @@ def test_run_without_dropout_says_that_it_depends_on_nothing(tmp_path):
 
 
 # Signals
+
+
+def test_a_run_out_of_time_saves_and_ends_to_be_resumed(finished, model_folder, tmp_path, monkeypatch, capsys):
+    begin = Classification.begin_step
+
+    def begin_step(task, step):
+        if step == 2:  # an hour passes
+            clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 3600)
+            monkeypatch.setattr("plain_vit.training.hardware.processes.time", clock)
+        begin(task, step)
+
+    monkeypatch.setattr(Classification, "begin_step", begin_step)
+    with pytest.raises(SystemExit) as stopped:
+        run(model_folder, tmp_path / "run", ema_decay=0.9, max_time="0:59:00")
+    assert stopped.value.code == 75
+    assert "Stopped after step 3 of 6: continue with --resume" in capsys.readouterr().out
+    monkeypatch.undo()
+    run(model_folder, tmp_path / "run", ema_decay=0.9, resume=True, max_time="11:45:00")
+    assert_same_bits(tmp_path / "run", finished)
+
+
+@pytest.mark.parametrize("text", ["", "90", "1:60:00", "1:00:60", "-1:00:00", "1:00", "1 h", "1:0:0"])
+def test_a_time_in_another_form_is_refused(text, model_folder, tmp_path):
+    with pytest.raises(TrainingError, match="expected hours, minutes and seconds, such as 11:45:00"):
+        run(model_folder, tmp_path / "run", max_time=text)
+
+
+def test_checkpoints_are_written_by_minutes_too(model_folder, tmp_path, monkeypatch):
+    begin = Classification.begin_step
+
+    def begin_step(task, step):
+        if step == 4:
+            raise KeyboardInterrupt
+        begin(task, step)
+
+    monkeypatch.setattr(Classification, "begin_step", begin_step)
+    with pytest.raises(KeyboardInterrupt):
+        run(model_folder, tmp_path / "run", checkpoint_every=6, checkpoint_minutes=1e-9)
+    assert (tmp_path / "run" / "checkpoints" / "step_00000003").is_dir()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import signal
 import time
 from datetime import timedelta
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -120,13 +120,20 @@ def _leave_group(worker: int) -> None:
     os.setsid()
 
 
+OUT_OF_TIME = 75  # exit status of a run that ended at its deadline: EX_TEMPFAIL of sysexits.h, "try again"
+
+
 class StopRequest:
-    """Context in which signals request a stop at the end of a step instead of ending the process.
+    """Context in which signals request a stop at the end of a step instead of ending the process, as a deadline does.
 
     SLURM can send SIGUSR1 before the time limit of a job (`--signal=USR1@120`).
+
+    Args:
+        until: the deadline, by `time.perf_counter`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, until: float = math.inf) -> None:
+        self.until = until
         self.signal = 0  # number of the last signal
         self.handling = handled_signals(dict.fromkeys(STOP_SIGNALS, self._request))
 
@@ -140,12 +147,33 @@ class StopRequest:
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
 
+    @property
+    def status(self) -> int:
+        """Return the exit status with which to stop, or 0 to go on."""
+        if self.signal:
+            return 128 + self.signal
+        return OUT_OF_TIME if time.perf_counter() >= self.until else 0
+
 
 EXCHANGE_EVERY = 2.0  # seconds of training between exchanges: a stop takes less than 5 seconds, or one step
 
 
+class Agreement(NamedTuple):
+    """What all processes know after an exchange.
+
+    Args:
+        stop: exit status with which to stop, or 0.
+        bad_step: the first step whose loss was not finite, or None.
+        save: whether a checkpoint is due.
+    """
+
+    stop: int = 0
+    bad_step: int | None = None
+    save: bool = False
+
+
 class StepExchange:
-    """Agreement of all processes after a step: whether to stop, and which loss was the first that was not finite.
+    """Agreement of all processes after a step.
 
     In an exchange, every process waits for all others and for its device. Exchanges happen only at steps that all
     processes know in advance: the next one follows from the slowest step of all processes. A single process on a CPU
@@ -165,25 +193,26 @@ class StepExchange:
         """Record the step if its loss is not finite, without waiting for the device."""
         self.first_bad = torch.where(loss.isfinite(), self.first_bad, self.first_bad.clamp(max=step))
 
-    def after(self, step: int, signal: int, *, due: bool) -> tuple[int, int | None]:
-        """Return the signal to stop for (or 0) and the first step whose loss was not finite (or None).
+    def after(self, step: int, status: int, *, due: bool, save: bool = False) -> Agreement:
+        """Return what the processes agree on: the highest status, the first bad step, and to save if one asks for it.
 
         Args:
             step: number of steps taken; the same in all processes, like `due`.
-            signal: the signal that this process received, or 0.
+            status: the exit status with which this process has to stop, or 0.
             due: exchange even if no exchange is scheduled.
+            save: whether this process asks for a checkpoint.
         """
         if not self.waits:
-            return signal, self._step_of(float(self.first_bad))
+            return Agreement(status, self._step_of(float(self.first_bad)), save)
         if step < self.next_step and not due:
-            return 0, None
+            return Agreement()
         seconds = (time.perf_counter() - self.since) / max(1, step - self.last_step)
-        own = torch.tensor([[float(signal), seconds, 0.0]], device=self.accelerator.device)
+        own = torch.tensor([[float(status), seconds, 0.0, float(save)]], device=self.accelerator.device)
         own[0, 2] = self.first_bad
-        signals, durations, first_bad = self.accelerator.gather(own).unbind(dim=1)
+        statuses, durations, first_bad, saves = self.accelerator.gather(own).unbind(dim=1)
         self.next_step = step + max(1, int(EXCHANGE_EVERY / max(float(durations.max()), 1e-4)))
         self.last_step, self.since = step, time.perf_counter()
-        return int(signals.max()), self._step_of(float(first_bad.min()))
+        return Agreement(int(statuses.max()), self._step_of(float(first_bad.min())), bool(saves.max()))
 
     @staticmethod
     def _step_of(first_bad: float) -> int | None:

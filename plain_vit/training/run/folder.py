@@ -46,7 +46,7 @@ OF_TRACKERS = ("wandb", "mlruns", "mlflow.db")
 # Options that may change when a run is resumed because they do not affect the result.
 FREE_ON_RESUME = (
     "output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "best_kept",
-    "eval_batch_size",
+    "eval_batch_size", "checkpoint_minutes", "max_time",
     "report_to", "report", "picture_every", "dry_run",
     "license", "push_to_hub", "hub_private",
 )  # fmt: skip
