@@ -1,6 +1,5 @@
 """Model with its optimizer and a moving average of its weights, replicated or sharded over processes."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from .gradients import clip_adaptively, repeat_uphill
 from .hardware.precision import train_on_copies
 from .hardware.sharding import ShardedState, blocks_to_shard, check_optimizer, held_here, local_parameters, shard
 from .models import as_saved
-from .optimization import ELEMENTWISE, average_of, check_undivided, make_optimizer
+from .optimization import MovingAverage, make_optimizer
 from .placed_randomness import Places, draw_by_place
 
 with needs("plain-vit[train]"):
@@ -68,9 +67,7 @@ class Learner:
             epsilon=options.epsilon,
         )
         self.optimizer: Any = self.make_optimizer(model, layer_decay=layer_decay)  # replaced by Accelerate's wrapper
-        if options.optimizer not in ELEMENTWISE:
-            check_undivided(accelerator, f"The optimizer {options.optimizer}", "use adamw")
-        self.average = None if ema_decay is None else average_of(model, ema_decay, accelerator)
+        self.average = None if ema_decay is None else MovingAverage(model, ema_decay, accelerator.device)
         if options.param_dtype == "bf16":
             train_on_copies(model, torch.bfloat16)
         self.blocks = blocks_to_shard(model, accelerator) if shard else []
@@ -137,21 +134,20 @@ class Learner:
                 repeat_uphill(self.model, self.closures, self.accelerator, self.options.sharpness_radius)
             self.closures.clear()
             norm = self._clip()
-            self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else torch.as_tensor(norm)
+            self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             self.skipped = self.options.skip_nonfinite > 0 and not self.grad_norm.isfinite()
         if not self.skipped:
             self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def _clip(self) -> torch.Tensor | float:
+    def _clip(self) -> torch.Tensor:
         """Clip the gradients, and return their norm before.
 
         The adaptive mode exempts the head, the last two parameters, as timm does.
         """
         most, parameters = self.options.max_grad_norm, [*self.model.parameters()]
         if most and self.options.clip_mode == "norm":
-            norm = self.accelerator.clip_grad_norm_(parameters, most)
-            return math.nan if norm is None else norm  # DeepSpeed clips within its step
+            return self.accelerator.clip_grad_norm_(parameters, most)
         self.accelerator.unscale_gradients()
         norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
         if most:

@@ -13,11 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.swa_utils import AveragedModel
 
 from ..errors import TrainingError
-from ..system.extras import needs
 from .arguments import StepOptions
-
-with needs("plain-vit[train]"):
-    from accelerate import Accelerator, DistributedType
 
 
 class Muon(torch.optim.Optimizer):
@@ -125,9 +121,6 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
         torch.optim.Adagrad, torch.optim.Adafactor, torch.optim.RMSprop, Muon,
     )
 }  # fmt: skip
-
-# Optimizers that update each element independently of the rest of its matrix.
-ELEMENTWISE = OPTIMIZERS.keys() - {"adafactor", "muon"}
 
 # Argument of optimizers -> our option, and its type.
 ARGUMENTS: dict[str, tuple[str, type]] = {"betas": ("betas", tuple), "eps": ("epsilon", float)}
@@ -431,26 +424,3 @@ class MovingAverage(AveragedModel):
         for ours, theirs in zip(self.module.buffers(), model.buffers(), strict=True):
             ours.copy_(theirs)
         self.n_averaged += 1
-
-
-def average_of(model: nn.Module, decay: float, accelerator: Accelerator) -> AveragedModel:
-    """Return a moving average of the weights; call `update_parameters` after each step.
-
-    Raises:
-        TrainingError: Accelerate is going to shard the weights.
-    """
-    check_undivided(accelerator, "A moving average", "omit --ema_decay")
-    return MovingAverage(model, decay, accelerator.device)
-
-
-def check_undivided(accelerator: Accelerator, what: str, remedy: str) -> None:
-    """Refuse a feature that works with whole weights or `--shard`, but not with Accelerate's sharding.
-
-    Raises:
-        TrainingError: Accelerate shards the weights.
-    """
-    if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
-        raise TrainingError(
-            f"{what} with weights sharded by Accelerate is not supported: {remedy}, or use --shard without FSDP or "
-            "DeepSpeed in the config file."
-        )

@@ -15,12 +15,14 @@ import torch
 import yaml
 from accelerate import Accelerator
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 from transformers import ViTForImageClassification, ViTImageProcessor, pipeline
 
 from plain_vit.errors import DataError, OutputError, OutputExistsError, TrainingError
 from plain_vit.training.arguments import parse_arguments
 from plain_vit.training.data import load_splits
-from plain_vit.training.optimization import average_of
+from plain_vit.training.optimization import MovingAverage
 from plain_vit.training.run import folder as run_module
 from plain_vit.training.run.folder import read_log
 from tests.sizes import few
@@ -178,9 +180,24 @@ def test_impossible_sharding_is_refused(stock_folder, tmp_path, monkeypatch):
         finetune(**good, auto_micro_batch=True)
     with pytest.raises(TrainingError, match="--shard does not scale the losses of fp16: use --mixed_precision bf16"):
         finetune(**good, mixed_precision="fp16")
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(TrainingError, match="On CPUs Accelerate's FSDP is plain DDP"):
-        finetune(**good)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("flag", ["--use_fsdp", "--use_deepspeed", "--use_megatron_lm", "--use_parallelism_config"])
+def test_models_that_accelerate_would_divide_are_refused(flag, stock_folder, tmp_path, monkeypatch):
+    words = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    arguments = launch_command_parser().parse_args([*words, flag, "script.py"])
+    if flag == "--use_deepspeed":
+        arguments.deepspeed_fields_from_accelerate_config = ""
+        _, environment = prepare_deepspeed_cmd_env(arguments)
+    else:
+        arguments.multi_gpu = True
+        environment = prepare_multi_gpu_env(arguments)
+    for name in environment.keys() - os.environ.keys():
+        monkeypatch.setenv(name, environment[name])
+    kind = flag.removeprefix("--use_").upper()
+    with pytest.raises(TrainingError, match=f"configured for {kind}, .* optimizer states with --shard"):
+        finetune(model=stock_folder, output_dir=tmp_path / "run", **SHORT)
     assert not (tmp_path / "run").exists()
 
 
@@ -339,7 +356,7 @@ def test_estimate_of_a_checkpoint_is_at_least_its_size_and_not_twice(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Linear(200, 100))
     model[0].requires_grad_(False)
     accelerator = Accelerator(cpu=True)
-    average = average_of(model, 0.5, accelerator)
+    average = MovingAverage(model, 0.5, accelerator.device)
     estimate = run_module.checkpoint_bytes(model, average)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model[1].parameters()))
     model(torch.randn(2, 300)).sum().backward()

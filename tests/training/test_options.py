@@ -15,7 +15,7 @@ import pytest
 import timm.loss
 import torch
 import yaml
-from accelerate import Accelerator, DistributedType
+from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
@@ -48,7 +48,6 @@ from plain_vit.training.models import (
     with_processed_size,
 )
 from plain_vit.training.optimization import (
-    ELEMENTWISE,
     OPTIMIZERS,
     freeze,
     freeze_unused,
@@ -409,35 +408,6 @@ def test_optimizers_of_sharded_weights_make_the_steps_of_whole_ones_or_are_refus
         else:
             # timm's version multiplies in bfloat16, and splits tall matrices.
             assert result["difference"] < (0.05 if name == "timm:muon" else 1e-5), name
-
-
-@pytest.mark.parametrize("name", sorted(ELEMENTWISE))
-def test_optimizers_called_elementwise_move_a_part_as_they_move_it_in_the_whole(name):
-    whole = nn.Linear(6, 8)
-    part = nn.Linear(6, 3)
-    part.load_state_dict({key: tensor[:3] for key, tensor in whole.state_dict().items()})
-    optimizers = [make_optimizer(each, name, learning_rate=0.1, weight_decay=0.2) for each in (whole, part)]
-    for _ in range(3):
-        for parameter, same in zip(whole.parameters(), part.parameters(), strict=True):
-            parameter.grad = torch.randn_like(parameter)
-            same.grad = parameter.grad[:3].clone()
-        for optimizer in optimizers:
-            optimizer.step()
-    for parameter, same in zip(whole.parameters(), part.parameters(), strict=True):
-        torch.testing.assert_close(parameter[:3], same, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED])
-def test_what_needs_whole_matrices_is_refused_where_accelerate_divides_them(kind, monkeypatch):
-    monkeypatch.setattr(Accelerator, "distributed_type", kind)
-    accelerator = Accelerator(cpu=True)
-    for name in ("muon", "adafactor", "timm:lamb"):
-        with pytest.raises(TrainingError, match=f"The optimizer {name} with weights .*: use adamw, or use --shard"):
-            Learner(small_vit(), parse(*NEEDED, "--optimizer", name), accelerator)
-    for name in ELEMENTWISE:
-        Learner(small_vit(), parse(*NEEDED, "--optimizer", name), accelerator)
-    with pytest.raises(TrainingError, match="omit --ema_decay, or use --shard"):
-        Learner(small_vit(), parse(*NEEDED), accelerator, ema_decay=0.9)
 
 
 def test_muon_without_matrices_is_refused():

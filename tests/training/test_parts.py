@@ -44,7 +44,7 @@ from plain_vit.training.data.sampling import ShuffledStream, randomness
 from plain_vit.training.metrics import evaluate_classifier, judge_logits
 from plain_vit.training.models import checkpoint_hints, has_known_config, head_of, load_classifier, with_new_head
 from plain_vit.training.optimization import (
-    average_of,
+    MovingAverage,
     heights_above_input,
     learning_rate_factor,
     make_optimizer,
@@ -272,7 +272,7 @@ def test_schedule_is_that_of_transformers_but_for_the_first_step(schedule):
 
 def test_average_follows_its_formula():
     model = nn.Linear(3, 2)
-    average = average_of(model, 0.75, Accelerator(cpu=True))
+    average = MovingAverage(model, 0.75, torch.device("cpu"))
     expected = None
     for _ in range(4):
         nn.init.normal_(model.weight)

@@ -25,6 +25,7 @@ with needs("plain-vit[train]"):
     )
 
 CPU_SETTING = "ACCELERATE_USE_CPU"  # set by `accelerate launch` for its processes
+DIVIDERS = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG")  # likewise
 # How long processes wait while one of them lists images, writes a model or draws the report.
 PATIENCE = timedelta(hours=1)
 
@@ -54,8 +55,16 @@ def start_accelerator(
         mixed_precision: `no`, `bf16` or `fp16`.
 
     Raises:
-        TrainingError: The number of running processes differs, or FSDP or fp16 would have no effect on a CPU.
+        TrainingError: Accelerate is configured to divide the model itself, the number of running processes differs, or
+            fp16 would have no effect on a CPU.
     """
+    for name in DIVIDERS:
+        if str_to_bool(os.environ.get(f"ACCELERATE_USE_{name}", "false")):
+            raise TrainingError(
+                f"Accelerate is configured for {name}, which these scripts do not use: launch them for data "
+                "parallelism, as with examples/accelerate_configs/gpus.yaml, and divide weights, gradients and "
+                "optimizer states with --shard."
+            )
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     # Without a GPU or an explicit setting, Accelerate would treat each of several processes as the only one.
     cpu = True if launched > 1 and not torch.accelerator.is_available() else None
@@ -69,8 +78,6 @@ def start_accelerator(
             InitProcessGroupKwargs(timeout=PATIENCE),
         ],
     )
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and accelerator.device.type == "cpu":
-        raise TrainingError("On CPUs Accelerate's FSDP is plain DDP: use another config file, and add --shard.")
     if mixed_precision == "fp16" and accelerator.device.type == "cpu":
         raise TrainingError("On CPUs Accelerate's fp16 is float32: use --mixed_precision bf16, or omit it.")
     if accelerator.num_processes != (num_processes or launched):

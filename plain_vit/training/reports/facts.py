@@ -10,7 +10,6 @@ from torch import nn
 from ...errors import counted
 from ...files.place_names import public_name
 from ...hub.card import ModelFacts
-from ...system.extras import needs
 from ..arguments import (
     AugmentationOptions,
     ClassifierOptions,
@@ -33,9 +32,6 @@ from ..tasks.classification import ImageTask
 from ..vector_metrics import VectorEvaluation
 from .publishing import training_facts
 from .report import environment
-
-with needs("plain-vit[train]"):
-    from accelerate import DistributedType
 
 Facts = dict[str, object]
 # Results shown in the report's first table.
@@ -202,13 +198,12 @@ def describe_plan(
         f"at the end {len(splits[data.held_out]):,} {data.held_out} images",
         "checkpoints": f"{len(schedule.checkpoint_steps)}" if options.checkpoints_kept else "none",
     }
-    sharded = options.shard or accelerator.distributed_type == DistributedType.FSDP
     averaged = learner.average is not None
     tables = describe_needs(
         measure_needs(learner.model, learner.optimizer, accelerator, NoiseInputs(image_processor), averaged=averaged),
         Path(options.output_dir),
         micro_batch=micro_batch,
-        shards=processes if sharded else 1,
+        shards=processes if options.shard else 1,
         checkpoints_kept=options.checkpoints_kept,
         models_kept=0 if data.validation is None else folders_of_best(options),
     )

@@ -22,7 +22,6 @@ from ..data.inputs import images_in
 from ..loop import Loop
 
 with needs("plain-vit[train]"):
-    from accelerate import DistributedType
     from datasets import Dataset
     from matplotlib.figure import Figure
 
@@ -51,8 +50,7 @@ class Snapshots:
         self.run, self.class_names, self.image_processor = loop.run.path, class_names, image_processor
         self.folder = self.run / "report" / "snapshots"
         self.epochs, self.total_steps = loop.schedule.epochs, loop.schedule.total_steps
-        divided = loop.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
-        self.asked, self.sharded = every > 0, divided or loop.learner.shard
+        self.asked, self.sharded = every > 0, loop.learner.shard
         marks = np.arange(0, self.epochs, every) if self.asked and not self.sharded else np.array([])
         steps = {round(float(mark) / self.epochs * self.total_steps) for mark in marks}
         self.steps = frozenset(steps | {self.total_steps}) if steps else frozenset()
