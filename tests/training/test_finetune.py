@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,29 @@ def test_accelerate_launch_gives_the_result_of_one_process_which_opens_with_its_
     answers = classifier(load_splits("digits")["test"]["image"][:5], top_k=10)
     assert {answer["label"] for answer in answers[0]} == {str(digit) for digit in range(10)}
     assert classifier.model.config.label2id == {str(digit): digit for digit in range(10)}
+
+
+@pytest.mark.slow
+def test_two_machines_with_a_launcher_each_give_the_result_of_one_process(options, tmp_path):
+    config = [
+        "--config_file",
+        str(EXAMPLES / "accelerate_configs" / "several_machines.yaml"),
+        "--mixed_precision",
+        "no",
+    ]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    launchers = [
+        [*ACCELERATE, *config, "--num_machines", "2", "--num_processes", "2", "--machine_rank", "0",
+         "--main_process_ip", "127.0.0.1", "--main_process_port", port],
+        [*PYTHON, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", "--node_rank", "1",
+         "--master_addr", "127.0.0.1", "--master_port", port],
+    ]  # fmt: skip
+    runs = [start(SCRIPT, launcher, output_dir=tmp_path / "two", **options) for launcher in launchers]
+    outputs = [finish(run) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], "\n".join(outputs)
+    check_two(outputs[0], tmp_path, options)
 
 
 @pytest.mark.slow

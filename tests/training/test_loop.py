@@ -230,6 +230,15 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
     assert not list((tmp_path / "run").glob(".*"))
 
 
+def test_a_folder_that_another_machine_does_not_have_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("plain_vit.training.run.folder.VISIBLE_AFTER", 0.0)
+    monkeypatch.setattr(RunFolder, "write_options", lambda run: None)
+    with pytest.raises(
+        OutputError, match="1 of 1 processes do not see .*run.json, .*: give all machines the same folder"
+    ):
+        regress(tmp_path / "run")
+
+
 def files_of(folder: Path, *patterns: str) -> dict[Path, bytes]:
     found = (file for pattern in patterns for file in folder.rglob(pattern) if file.is_file())
     return {file.relative_to(folder): file.read_bytes() for file in found}

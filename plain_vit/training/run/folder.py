@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import time
 import weakref
 from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +36,7 @@ with needs("plain-vit[train]"):
     from accelerate.utils import broadcast_object_list
 
 OPTIONS, LOG, CHECKPOINTS = "run.json", "log.jsonl", "checkpoints"
+VISIBLE_AFTER = 60.0  # seconds after which a file on a network disk is seen by all machines
 WRITTEN, DELETED = ".written", ".deleted"  # folders of a checkpoint being written, and of one being deleted
 PROGRESS, AVERAGE = "progress.json", "average.safetensors"  # in a checkpoint, in addition to Accelerate's files
 
@@ -114,6 +116,8 @@ class RunFolder:
             self._refuse_contents()
             return
         if not (self.path / OPTIONS).exists():
+            if not self.accelerator.is_main_process:
+                return  # `begin` says that it sees another folder
             raise TrainingError(f"{self.path} contains no run to resume: omit --resume.")
         before = self.before = {**json.loads(json.dumps(self.defaults)), **read_json(self.path / OPTIONS)}
         changed = changed_settings(before, self.options, free=LENGTH_OPTIONS)
@@ -156,7 +160,7 @@ class RunFolder:
             The last saved progress, to whose step the log is truncated, or None at the start.
 
         Raises:
-            OutputError: Another run is writing to the folder.
+            OutputError: Another run is writing to the folder, or not all machines have it.
         """
         self.accelerator.wait_for_everyone()  # all processes have read the folder before one writes
         progress = None
@@ -170,6 +174,7 @@ class RunFolder:
                     left.unlink()
                 shutil.rmtree(left, ignore_errors=True)
         checkpoint = self._undamaged_checkpoint()
+        self._require_one_folder()
         if checkpoint is not None:
             progress = read_json(checkpoint / PROGRESS)
             self._check_processes(progress)
@@ -182,6 +187,18 @@ class RunFolder:
             self._cut_log(progress or {"step": 0})
         self.accelerator.wait_for_everyone()
         return progress
+
+    def _require_one_folder(self) -> None:
+        """Check that all processes see the file that the main process has written; a network disk may take a while."""
+        until = time.monotonic() + VISIBLE_AFTER
+        while not (seen := (self.path / OPTIONS).exists()) and time.monotonic() < until:
+            time.sleep(0.5)
+        blind = self.accelerator.reduce(torch.tensor(float(not seen), device=self.accelerator.device))
+        if blind > 0:
+            raise OutputError(
+                f"{int(blind)} of {self.accelerator.num_processes} processes do not see {self.path / OPTIONS}, which "
+                "the first one has written: give all machines the same folder, on a disk that they share."
+            )
 
     def release(self) -> None:
         """Let other runs write to the folder; the end of the process does so too."""
