@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,12 +19,14 @@ from accelerate import Accelerator
 
 from plain_vit.errors import OutputExistsError, TrainingError
 from plain_vit.files.manifest import manifest_problem, write_manifest
+from plain_vit.training.arguments import ClassifierOptions, parse_arguments
 from plain_vit.training.hardware.processes import StepExchange
 from plain_vit.training.loop import Loop, Stopped
 from plain_vit.training.run.folder import read_log
 from plain_vit.training.tasks.classification import Classification
 from tests.sizes import draws
 from tests.training.runs import (
+    EXAMPLES,
     TORCHRUN,
     assert_same_bits,
     finetune,
@@ -397,6 +400,43 @@ def test_a_run_out_of_time_saves_and_ends_to_be_resumed(finished, model_folder, 
 def test_a_time_in_another_form_is_refused(text, model_folder, tmp_path):
     with pytest.raises(TrainingError, match="expected hours, minutes and seconds, such as 11:45:00"):
         run(model_folder, tmp_path / "run", max_time=text)
+
+
+@pytest.mark.parametrize(
+    ("written", "code", "ends_with", "requeued"),
+    [
+        ("run.json checkpoints/step_2", 75, 0, True),  # out of time, by way of a launcher that may change the code
+        ("run.json checkpoints/step_2", 1, 0, True),
+        ("run.json checkpoints/step_1", 1, 1, False),  # nothing new: it would fail again
+        ("", 1, 1, False),
+        ("run.json checkpoints/step_2", 0, 0, False),
+    ],
+)
+def test_a_job_queues_itself_again_while_it_gets_further(written, code, ends_with, requeued, tmp_path):
+    """`srun` and `scontrol` are stand-ins; the words that `srun` gets are read by the script's parser."""
+    out = tmp_path / "out"
+    (out / "checkpoints" / "step_1").mkdir(parents=True)
+    stubs = {
+        "srun": f'printf "%s\\n" "$@" >> srun.txt; for each in {written}; do mkdir -p out/$each; done; exit {code}',
+        "scontrol": 'echo "$@" >> scontrol.txt',
+    }
+    for name, code_of_stub in stubs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{code_of_stub}\n")
+        (tmp_path / name).chmod(0o755)
+    job = ["bash", str(EXAMPLES / "finetune.sbatch"), "out", "--model", "a", "--dataset", "b"]
+    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(job, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == ends_with
+    queued = tmp_path / "scontrol.txt"
+    assert (queued.read_text() if queued.exists() else "") == "requeue 7\n" * requeued
+    subprocess.run(job, cwd=tmp_path, env=environment, check=False)
+    calls = (tmp_path / "srun.txt").read_text().split(f"{SCRIPT}.py\n")[1:]
+    first, second = (
+        parse_arguments(ClassifierOptions, each.partition("accelerate\n")[0].splitlines(), description=None)
+        for each in calls
+    )
+    assert (first.model, first.output_dir, first.resume, first.max_time) == ("a", "out", False, "11:45:00")
+    assert second.resume == bool(written)
 
 
 def test_checkpoints_are_written_by_minutes_too(model_folder, tmp_path, monkeypatch):
