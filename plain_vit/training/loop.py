@@ -273,6 +273,7 @@ class Loop(Generic[ResultT]):
         self.save_due = False  # after the current step, because of the time
         self.step, self.stale = 0, 0
         self.skipped = 0  # steps in a row up to the current one
+        self.step_loss = torch.zeros(())  # summed over the micro-batches of the current step
         self.evaluation_due = False  # after the current step
         self.reductions = 0  # of the learning rate, with the schedule plateau
         self.best: list[tuple[float, int]] = []  # score and step of each model that is kept, best first
