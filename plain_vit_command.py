@@ -4,6 +4,8 @@
 the words are found valid: `light_package` makes the package's modules importable without its `__init__`.
 """
 
+import atexit
+import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -12,7 +14,7 @@ import signal
 import sys
 import threading
 from argparse import SUPPRESS, BooleanOptionalAction, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +33,7 @@ PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 FEATURES = ("pooled", "cls", "mean", "cls_mean", "patches")
 MAPS = ("pca", "umap")
 INTERRUPTED = 130  # the shells' exit code for Ctrl-C
+LOST_OUTPUT = 120  # Python's own exit code where the last output cannot be written
 NO_TORCH = ("examples", "list")  # commands that do without
 
 
@@ -547,6 +550,7 @@ def whole_package() -> ModuleType:
     if "__version__" in vars(package):
         return package
     vars(package).pop("__getattr__", None)  # of `light_package`; `__init__` sets its own
+    gc.disable()
     in_main = threading.current_thread() is threading.main_thread()
     if ours := in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave)
@@ -556,7 +560,42 @@ def whole_package() -> ModuleType:
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        gc.enable()
+    gc.freeze()  # a million objects, none of them garbage, which each collection would visit
+    atexit.register(gc.unfreeze)  # or extensions report what the end did not collect
+    vars(package)["_is_frozen"] = True
     return package
+
+
+def program() -> None:
+    """The program `plain-vit`."""
+    run(main)
+
+
+def run(function: Callable[[], int | None]) -> None:
+    """Run a program, and end its process without taking apart what it has imported, which would take a second.
+
+    Args:
+        function: Returns the exit status.
+    """
+    try:
+        status: Any = function()
+    except SystemExit as ended:
+        status = ended.code
+    is_frozen = "_is_frozen" in vars(sys.modules.get("plain_vit", sys))
+    if not is_frozen or not isinstance(status, int | None):  # what little there is, or what others have imported
+        if status:
+            sys.exit(status)
+        return
+    # As processes of `multiprocessing` end.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        status = status or LOST_OUTPUT
+    os._exit(status or 0)
 
 
 def leave(number: int, frame: Any) -> None:
@@ -566,4 +605,4 @@ def leave(number: int, frame: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -181,5 +181,5 @@ setup(
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS,
     cmdclass={"build_py": BuildWithAddress},
-    entry_points={"console_scripts": ["plain-vit = plain_vit_command:main"]},
+    entry_points={"console_scripts": ["plain-vit = plain_vit_command:program"]},
 )

@@ -218,4 +218,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    plain_vit_command.run(main)

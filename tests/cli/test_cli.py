@@ -597,6 +597,34 @@ def test_what_the_system_refuses_is_one_line(
     assert printed[:-1].isprintable()
 
 
+PROGRAM = """
+import atexit, sys, threading, time, plain_vit_command
+
+def program():
+    plain_vit_command.light_package()
+    plain_vit_command.whole_package()
+    atexit.register(print, "at exit")
+    threading.Thread(target=lambda: (time.sleep(0.3), print("thread"))).start()
+    print("program", end=" ")
+    {end}
+
+plain_vit_command.run(program)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [("return 7", 7, ""), ("1 / 0", 1, "ZeroDivisionError: division by zero\n")],
+    ids=["status", "traceback"],
+)
+def test_a_program_ends_with_its_status_its_threads_and_all_that_it_printed(end: str, status: int, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(end=end)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (status, "program thread\nat exit\n")
+    assert done.stderr.endswith(said)
+    assert "leaked" not in done.stderr
+
+
 @pytest.mark.slow
 def test_a_terminal_without_a_letter_and_a_reader_who_leaves_are_no_faults(
     checkpoint: Path, foreign: torch.nn.Module, tmp_path: Path
