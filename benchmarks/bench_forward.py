@@ -1,5 +1,6 @@
 """Benchmark of the forward pass of each package's ViT with the same weights: eager, prepared, compiled."""
 
+import argparse
 from collections.abc import Callable
 
 import torch
@@ -19,11 +20,19 @@ by" is the largest difference relative to the largest logit).
 `mm` and `bmm`, timed in the same turns. Weights that are packed beforehand can beat it. The "matrix rate" is that of
 one large product. "Fast attention" is `attn_implementation="plain_vit_fast"`; "prepared" is
 `plain_vit.prepare_for_inference`; "as vit_pytorch" is the model converted from vit-pytorch's, with the attention that
-gives its bits (`attn_implementation="eager"`); "compiled" is torch.compile, on a CPU with the weights frozen;
+gives its bits (`attn_implementation="eager"`); "compiled" is torch.compile, on a CPU
+with the weights frozen, "max-autotune" its mode of that name;
 "prepared and compiled" is `prepare_for_inference(compile=True)`. Every process keeps what a pass frees for the next
 one."""
 
 AS_VIT_PYTORCH = "as vit_pytorch"
+AUTOTUNED = "max-autotune"
+MODES = ("eager", AS_VIT_PYTORCH, "prepared", "fast attention", "compiled", "prepared and compiled", AUTOTUNED)
+PACKAGES = {
+    "eager": ("plain_vit", *PEERS),
+    "compiled": ("plain_vit", *PEERS),
+    AUTOTUNED: ("timm",),
+}  # others: ours alone
 TOLERANCES = {
     torch.float32: 1e-5,
     torch.bfloat16: 5e-2,
@@ -48,6 +57,8 @@ def forward(setting: Setting, package: str, mode: str) -> Callable[[], object]:
         model.set_attn_implementation(FAST_ATTENTION)
     if converted:
         model.set_attn_implementation("eager")
+    if mode == AUTOTUNED:
+        model = torch.compile(model, mode=AUTOTUNED)
     if mode == "compiled":
         model = torch.compile(model, options={"freezing": True} if setting.device == "cpu" else None)
     images = images.to(setting.dtype)
@@ -59,26 +70,27 @@ def forward(setting: Setting, package: str, mode: str) -> Callable[[], object]:
     return Checked(classify, require_equal(classify(), expected, TOLERANCES[setting.dtype], f"{package}, {mode}"))
 
 
-def cases(setting: Setting, compiled: bool) -> list[Case]:
+def cases(setting: Setting, chosen: argparse.Namespace) -> list[Case]:
     """Return every package, ours first."""
-    modes = {"eager": ("plain_vit", *PEERS), AS_VIT_PYTORCH: ("plain_vit",), "prepared": ("plain_vit",)}
-    if setting.dtype == torch.bfloat16:
-        modes |= {"fast attention": ("plain_vit",)}
-    if compiled:
-        modes |= {"compiled": ("plain_vit", *PEERS), "prepared and compiled": ("plain_vit",)}
+    modes = chosen.modes or [
+        *MODES[:3],
+        *(["fast attention"] if setting.dtype == torch.bfloat16 else []),
+        *(["compiled", "prepared and compiled"] if chosen.compile else []),
+    ]
     return [
         setting.case(f"{package}, {mode}", forward, package=package, mode=mode)
-        for mode, packages in modes.items()
-        for package in packages
+        for mode in modes
+        for package in PACKAGES.get(mode, ("plain_vit",))
     ]
 
 
 def main() -> None:
     options = parser(__doc__)
+    options.add_argument("--modes", nargs="+", choices=MODES, help=f"only these; {AUTOTUNED} is torch.compile's")
     chosen = options.parse_args()
     sweep(
         name_of_run("forward", options, chosen), "Forward pass, 224 pixels", NOTES,
-        lambda setting: cases(setting, chosen.compile), FORWARD, training=False, chosen=chosen,
+        lambda setting: cases(setting, chosen), FORWARD, training=False, chosen=chosen,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import ctypes
 import datetime
 import gc
 import importlib.metadata
+import importlib.util
 import json
 import math
 import multiprocessing
@@ -35,7 +36,7 @@ from tqdm import tqdm
 
 from plain_vit.system.calls import M_MMAP_THRESHOLD, keep_freed_memory
 
-RESULTS = Path(__file__).with_name("results")
+RESULTS = Path(os.environ.get("PLAIN_VIT_RESULTS", Path(__file__).with_name("results")))
 PACKAGES = ("torch", "transformers", "safetensors", "timm", "vit-pytorch", "torchvision")
 MEGABYTE = 10**6
 LONG_ENOUGH = 0.1  # seconds: shorter work is repeated within a turn
@@ -316,7 +317,7 @@ class _Turns:
 
     def time(self) -> float:
         """Return the seconds of a turn; short turns are repeated, except the first time."""
-        self.seconds = _time(self.take_turn, self.repeats)
+        self.seconds = _time(self.take_turn, self.repeats, again=self.seconds < SHORT)
         self.repeats = max(self.repeats, math.ceil(LONG_ENOUGH / self.seconds))
         return self.seconds
 
@@ -326,9 +327,9 @@ class _Turns:
         return sorted(weighed, key=lambda memory: memory.peak or 0)[len(weighed) // 2]
 
 
-def _time(take_turn: Callable[[], object], repeats: int) -> float:
+def _time(take_turn: Callable[[], object], repeats: int, again: bool) -> float:
     gc.collect()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized() and again:
         take_turn()  # warm up again: during the other cases' turns, clocks dropped and memory was returned
     _synchronize()
     start = time.perf_counter()
@@ -423,7 +424,7 @@ def name_of_run(name: str, options: argparse.ArgumentParser, chosen: argparse.Na
     """Return the benchmark's name followed by the given options, so that pages do not overwrite each other."""
     given: list[str] = []
     for option, value in vars(chosen).items():
-        if option not in ("turns", "write") and value != options.get_default(option):
+        if option not in ("turns", "write", "packages") and value != options.get_default(option):
             given += [option] if value is True else map(str, value) if isinstance(value, list) else [str(value)]
     return re.sub("[^a-z0-9]+", "-", "-".join([name, *given]).lower())
 
@@ -446,7 +447,7 @@ def report(name: str, title: str, notes: str, results: Sequence[Result], write: 
         notes: What is measured and how to read it, in Markdown.
         results: Results of `compare`.
         write: Whether to write `results/DATE-NAME-MACHINE.md`.
-        last: Whether the results are complete; if not, the page is written but not printed.
+        last: Whether the results are complete; if not, the page is written, says so, and is not printed.
     """
     publish(name, title, f"{notes}\n\n{table(results)}", [asdict(one) for one in results], write, last)
 
@@ -465,10 +466,11 @@ def publish(
         last: As in `report`.
     """
     environment = machine()
-    line = json.dumps({"benchmark": name, "environment": environment, "results": results})
+    line = json.dumps({"benchmark": name, "complete": last, "environment": environment, "results": results})
     page = "\n".join(
         [
             f"# {title}\n",
+            *([] if last else ["**Not complete:** the run had not ended when this was written.\n"]),
             f"{body}\n",
             *(f"- {what}: {value}" for what, value in environment.items()),
             f"\n```json\n{line}\n```\n",
@@ -536,8 +538,13 @@ def machine() -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "load in the minute before": f"{LOAD_BEFORE:.1f}",
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        "versions": ", ".join(f"{package} {importlib.metadata.version(package)}" for package in PACKAGES),
+        "versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES if is_installed(name)),
     }
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported; its name may be that of its distribution."""
+    return importlib.util.find_spec(package.replace("-", "_")) is not None
 
 
 def instructions() -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import vit_pytorch
 from timm.models.vision_transformer import VisionTransformer
 
 from benchmarks.harness import Case
@@ -18,6 +17,8 @@ from plain_vit.conversion import from_module, to_module
 PATCHES = {"tiny": 16, "small": 16, "base": 16, "large": 16, "huge": 14}
 PEERS = ("timm", "transformers", "torchvision", "vit_pytorch")
 LARGE = {"cpu": 2048, "cuda": 8192}  # side of the square matrices whose product measures the peak rate
+# Products in bfloat16 without sparsity, summed in float32, per second: NVIDIA's data sheets of the SXM modules.
+PEAKS = {"H100": 989e12, "H200": 989e12}
 TOLERANCE = 1e-5  # relative to the largest logit, in float32
 
 
@@ -60,17 +61,17 @@ def build(package: str, size: str) -> Any:
     """
     torch.manual_seed(0)
     torch.backends.cudnn.allow_tf32 = False  # as is the default for matrix products: float32 means float32
-    width, depth, heads, inner = PRESETS[size].values()
     if package == "vit_pytorch":
+        import vit_pytorch  # which the other packages do without
+
+        width, depth, heads, inner = PRESETS[size].values()
         module: Any = vit_pytorch.ViT(
             image_size=224, patch_size=PATCHES[size], num_classes=1000, dim=width, depth=depth, heads=heads,
             mlp_dim=inner, dim_head=width // heads,
         )  # fmt: skip
         ours = from_module(module)
     else:
-        module = VisionTransformer(
-            patch_size=PATCHES[size], embed_dim=width, depth=depth, num_heads=heads, mlp_ratio=inner / width
-        )
+        module = timm_model(size)
         ours = from_module(module)
         if package == "plain_vit":
             module, ours = ours, module
@@ -81,6 +82,15 @@ def build(package: str, size: str) -> Any:
         theirs, expected = logits_of(module.eval()(images)), logits_of(ours.eval()(images))
     require_equal(theirs, expected, TOLERANCE, package)
     return module
+
+
+def timm_model(size: str, num_classes: int = 1000) -> Any:
+    """Return timm's ViT for 224 pixels with random weights."""
+    width, depth, heads, inner = PRESETS[size].values()
+    return VisionTransformer(
+        patch_size=PATCHES[size], embed_dim=width, depth=depth, num_heads=heads, mlp_ratio=inner / width,
+        num_classes=num_classes,
+    )  # fmt: skip
 
 
 def require_equal(logits: torch.Tensor, expected: torch.Tensor, tolerance: float, name: str) -> float:
@@ -162,6 +172,18 @@ def matrix_shapes(
 
 
 def operations(shapes: list[tuple[int, int, int, int, int]], training: bool) -> int:
-    """Return the floating-point operations of matrix products; a training step has three times a forward pass's."""
+    """Return the floating-point operations that count for the MFU.
+
+    They are those of a forward pass's matrix products, 2 m k n each: patch embedding, query, key and value, both
+    products of attention, its projection, both layers of the MLP, and the head. A training step has three times as
+    many: one forward, two backward. What is recomputed does not count, and what is left out (the gradient of the
+    images; in our steps the last block's other tokens) is not subtracted.
+    """
     forward = sum(2 * count * b * m * k * n for count, b, m, k, n in shapes)
     return 3 * forward if training else forward
+
+
+def peak_rate(setting: Setting) -> float | None:
+    """Return the operations per second that the GPU of a setting can do at most, or None if this is not known here."""
+    known = setting.device == "cuda" and setting.dtype == torch.bfloat16
+    return next((rate for name, rate in PEAKS.items() if known and name in torch.cuda.get_device_name()), None)

@@ -7,8 +7,19 @@ from dataclasses import replace
 import torch
 
 from benchmarks import harness
-from benchmarks.harness import Case, Result, compare, report
-from benchmarks.models import LARGE, PEERS, Setting, large_product, matrix_shapes, operations, products
+from benchmarks.harness import Case, Result, compare, is_installed, report
+from benchmarks.models import (
+    LARGE,
+    PATCHES,
+    PEERS,
+    Setting,
+    large_product,
+    matrix_shapes,
+    operations,
+    peak_rate,
+    products,
+)
+from plain_vit.configuration_plain_vit import PRESETS
 
 # Model sizes with their batch sizes, and dtypes, for CPU and GPU; `--quick` measures only the small model.
 FORWARD = {"cpu": ["base:8", "tiny:32"], "cuda": ["base:128", "large:64", "huge:32"]}
@@ -16,8 +27,9 @@ TRAINING = {"cpu": ["tiny:32", "small:16"], "cuda": ["base:128", "large:64", "hu
 QUICK = {"cpu": ["tiny:32"], "cuda": ["base:128"]}
 DTYPES = {"cpu": ["float32", "bfloat16"], "cuda": ["bfloat16"]}
 
-# Cases prepared at a time on a GPU: more training steps of a large model do not fit into memory.
-AT_ONCE, LARGE_AT_ONCE = 8, 3
+AT_ONCE = 8  # cases prepared at a time on a GPU, of training steps fewer if more do not fit into its memory
+# Of each token, block and channel in a step, and the part of the memory for steps; weights and optimizer take the rest.
+STEP_BYTES, FREE = 36, 0.6
 
 # The lower bound for every package, and the measurement of the matrix rate.
 BARE, LARGE_PRODUCT = "bare products", "one large product"
@@ -28,7 +40,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     result = harness.parser(description)
     result.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     result.add_argument("--sizes", nargs="+", help="with batches, as in base:8 tiny:32")
-    packages = ("plain_vit", *PEERS)
+    packages = [package for package in ("plain_vit", *PEERS) if is_installed(package)]
     result.add_argument("--packages", nargs="+", choices=packages, default=packages, help="ours first")
     result.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"))
     result.add_argument("--compile", action="store_true", help="also the compiled models, which takes minutes")
@@ -63,26 +75,39 @@ def sweep(
     pairs = [one.partition(":") for one in chosen.sizes or (QUICK if chosen.quick else sizes)[device]]
     settings = [Setting(size, int(batch), dtype, device) for dtype in dtypes for size, _, batch in pairs]
     results: list[Result] = []
-    lines = ["| case | images/s | share of the limit | TFLOP/s | of the matrix rate |"]
-    lines.append("| --- | ---: | ---: | ---: | ---: |")
+    lines = ["| case | images/s | share of the limit | TFLOP/s | of the matrix rate | MFU |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
+    if missing := [package for package in PEERS if package not in chosen.packages]:
+        notes += f"\nNot measured here: {', '.join(missing)}."
     for setting in settings:
         bare = setting.case(BARE, products, training=training)
         large = replace(setting.case(LARGE_PRODUCT, large_product), images=None)
         chosen_cases = [case for case in cases(setting) if case.arguments["package"] in chosen.packages]
-        at_once = LARGE_AT_ONCE if training and setting.size in ("large", "huge") else AT_ONCE
         *measured, of_large = compare(
-            [*chosen_cases, bare, large], turns, at_once if device == "cuda" else 1, keep_memory=True,
+            [*chosen_cases, bare, large], turns, at_once(setting, training), keep_memory=True,
             one_process=chosen.one_process,
         )  # fmt: skip
         limit = measured[-1].seconds
         shapes = matrix_shapes(setting.size, setting.batch)
-        matrix_rate = 2 * LARGE[device] ** 3 / of_large.seconds
+        matrix_rate, peak = 2 * LARGE[device] ** 3 / of_large.seconds, peak_rate(setting)
         for one in measured:
             rate = operations(shapes, training) / one.seconds
-            shares = f"{limit / one.seconds:.2f} | {rate / 1e12:.3f} | {rate / matrix_rate:.2f}"
+            shares = f"{limit / one.seconds:.2f} | {rate / 1e12:.3f} | {rate / matrix_rate:.2f} | "
+            shares += "-" if peak is None else f"{rate / peak:.1%}"
             lines.append(f"| {one.name} | {setting.batch / one.seconds:.1f} | {shares} |")
-        lines.append(f"| {of_large.name} | - | - | {matrix_rate / 1e12:.3f} | 1.00 |")
+        lines.append(f"| {of_large.name} | - | - | {matrix_rate / 1e12:.3f} | 1.00 | - |")
         results += [*(replace(one, limit=limit) for one in measured), of_large]
         page = "\n".join([notes, "", *lines])
         # Written after each setting, so that results are kept if a later one fails or the time runs out.
         report(name, title, page, results, chosen.write, last=setting == settings[-1])
+
+
+def at_once(setting: Setting, training: bool) -> int:
+    """Return how many cases to prepare at a time."""
+    if setting.device == "cpu":
+        return 1
+    if not training:
+        return AT_ONCE
+    width, depth, *_ = PRESETS[setting.size].values()
+    step = STEP_BYTES * setting.batch * ((224 // PATCHES[setting.size]) ** 2 + 1) * depth * width
+    return max(1, min(AT_ONCE, int(FREE * torch.cuda.get_device_properties(0).total_memory / step)))
