@@ -5,11 +5,13 @@ python -m benchmarks.bench_extract --write
 
 import contextlib
 import itertools
+import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,9 @@ COMPARED = 8  # images whose features are compared with the features of transfor
 FORWARD, READING, OURS, PIPELINE = "forward alone", "reading alone", "plain-vit", "transformers' pipeline"
 CALLABLE = "FeatureExtractor"
 BOTH, FASTEST = f"{FORWARD} and {READING}", f"the fastest {PIPELINE}"
+TIMM = "timm's loader and model"
+# Largest differences of features, relative to the largest; timm resizes with Pillow, whose pixels differ by a level.
+TOLERANCES, FILTERED = {"no": 1e-5, "bf16": 5e-2}, 5e-2
 AIMS = {("base", FORWARD): 0.95, ("tiny", BOTH): 0.95, ("base", FASTEST): 1.2, ("tiny", FASTEST): 1.2}
 
 NOTES = f"""A folder of JPEG files of {SIZE[0]} x {SIZE[1]} pixels ({{weight:.0f}} kB on average: scikit-learn's two
@@ -58,6 +63,15 @@ part of it. In the first turn, which does not count, the features are compared w
 threads, as many as torch computes with.
 
 {{ratios}}"""
+
+BULK_NOTES = f"""A folder of {{count:,}} JPEG files of {SIZE[0]} x {SIZE[1]} pixels ({{weight:.0f}} kB on average)
+becomes one feature of each file, in batches of {{batch}}, with {{workers}} loader workers, whose start is part of a
+turn, in the precision "{{precision}}". The model is in memory before. "{OURS}" is `examples/extract_features.py`, from
+the list of files to the manifest; "{TIMM}" is `create_loader` and `forward_features` in a loop, which writes nothing;
+"{PIPELINE}" is `pipeline("image-feature-extraction")` of a tenth of the files. In the first turn, which does not count,
+the features are compared with those of transformers' model in float32.
+
+{{rates}}"""
 
 
 # Cases
@@ -87,13 +101,13 @@ def reading(size: str, folder: str) -> Callable[[], object]:
     return lambda: sum(len(batch["rows"]) for batch in batches)
 
 
-def ours(size: str, folder: str, num_workers: int = 0, engine: str = "torch") -> Callable[[], object]:
-    """Return a function that runs the script, writing to a new folder each time."""
+def ours(size: str, folder: str, **given: Any) -> Callable[[], object]:
+    """Return a function that runs the script with these options, writing to a new folder each time."""
     as_imported_here()
     sys.path.insert(0, str(EXAMPLES))
     from extract_features import ExtractArguments
 
-    options = ExtractArguments(**vars(bulk_options(size, folder)) | {"num_workers": num_workers, "engine": engine})
+    options = ExtractArguments(**vars(bulk_options(size, folder)) | given)
     run, accelerator, loading = open_run(FeatureExtractor, options)
 
     def turn() -> torch.Tensor:
@@ -106,7 +120,7 @@ def ours(size: str, folder: str, num_workers: int = 0, engine: str = "torch") ->
             features = parquet.read_table(Path(out, "features", "data"))["feature"].combine_chunks()
             return torch.tensor(features.flatten().to_numpy()).view(len(features), -1)
 
-    return compared(turn, size, folder)
+    return compared(turn, size, folder, TOLERANCES[options.mixed_precision])
 
 
 def by_callable(size: str, folder: str) -> Callable[[], object]:
@@ -117,18 +131,58 @@ def by_callable(size: str, folder: str) -> Callable[[], object]:
     return compared(lambda: torch.tensor(extractor({"image": files})["feature"]), size, folder)
 
 
-def by_pipeline(size: str, folder: str, batch: int) -> Callable[[], object]:
-    """Return a function that computes the features with transformers' pipeline."""
+def by_pipeline(
+    size: str, folder: str, batch: int, workers: int = 0, precision: str = "no", count: int | None = None
+) -> Callable[[], object]:
+    """Return a function that computes the features, of the first `count` files, with transformers' pipeline."""
     from transformers import pipeline
 
-    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    extractor: Any = pipeline("image-feature-extraction", model=f"{folder}/{size}", device=device)
-    files = sorted(map(str, Path(folder, f"{size} images").iterdir()))
+    fork_workers(workers)
+    dtype = torch.float32 if precision == "no" else torch.bfloat16
+    extractor: Any = pipeline("image-feature-extraction", model=f"{folder}/{size}", device=device(), dtype=dtype)
+    files = sorted(map(str, Path(folder, f"{size} images").iterdir()))[:count]
 
     def turn() -> torch.Tensor:
-        return torch.stack([tokens[0, 0] for tokens in extractor(files, batch_size=batch, return_tensors=True)]).cpu()
+        found = extractor(files, batch_size=batch, num_workers=workers, return_tensors=True)
+        return torch.stack([tokens[0, 0] for tokens in found]).cpu()
 
-    return compared(turn, size, folder)
+    return compared(turn, size, folder, TOLERANCES[precision], len(files))
+
+
+def by_timm(size: str, folder: str, batch: int, workers: int, precision: str) -> Callable[[], object]:
+    """Return a function that computes the features with timm's loader and model, in a loop."""
+    from timm.data import ImageDataset, create_loader
+
+    from benchmarks.models import build
+
+    fork_workers(workers)
+    dtype = torch.float32 if precision == "no" else torch.bfloat16
+    model = build("timm", size).eval().to(device(), dtype)
+    data = ImageDataset(f"{folder}/{size} images")
+    middle = (0.5, 0.5, 0.5)
+
+    @torch.inference_mode()
+    def turn() -> torch.Tensor:
+        loader = create_loader(
+            data, (3, 224, 224), batch, interpolation="bilinear", mean=middle, std=middle, num_workers=workers,
+            crop_pct=1.0, crop_mode="squash", pin_memory=True, device=device(), use_prefetcher=device().type == "cuda",
+            persistent_workers=False,
+        )  # fmt: skip
+        found = [model.forward_features(pixels.to(device(), dtype))[:, 0].float() for pixels, _ in loader]
+        return torch.cat(found).cpu()
+
+    return compared(turn, size, folder, FILTERED)
+
+
+def fork_workers(workers: int) -> None:
+    """Let loader workers be forked, as in a script of one's own: processes of the harness start them anew."""
+    if workers:
+        multiprocessing.set_start_method("fork", force=True)
+
+
+def device() -> torch.device:
+    """Return the device on which everybody computes."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def bulk_options(size: str, folder: str) -> BulkOptions:
@@ -147,7 +201,9 @@ def parts(options: BulkOptions, image_processor: Any) -> Parts:
     return Parts(rows, image_processor, len(rows), BATCH, [Shard(0, 0)])
 
 
-def compared(turn: Callable[[], torch.Tensor], size: str, folder: str) -> Callable[[], object]:
+def compared(
+    turn: Callable[[], torch.Tensor], size: str, folder: str, tolerance: float = 1e-5, count: int | None = None
+) -> Callable[[], object]:
     """Return a function that takes a turn, and the first time compares its features with those of transformers' model.
 
     Raises:
@@ -158,11 +214,12 @@ def compared(turn: Callable[[], torch.Tensor], size: str, folder: str) -> Callab
     def take_turn() -> torch.Tensor:
         features = turn()
         if next(turns) == 0:
-            from benchmarks.models import TOLERANCE, require_equal
+            from benchmarks.models import require_equal
 
-            if len(features) != len(os.listdir(f"{folder}/{size} images")):
+            if len(features) != (count or len(os.listdir(f"{folder}/{size} images"))):
                 raise RuntimeError(f"there are {len(features)} features: expected one of each file")
-            require_equal(features[:COMPARED], torch.load(f"{folder}/{size}.pt"), TOLERANCE, "the run")
+            expected = torch.load(f"{folder}/{size}.pt")[: len(features)]
+            require_equal(features[:COMPARED].float(), expected, tolerance, "the run")
         return features
 
     return take_turn
@@ -185,20 +242,38 @@ def cases(size: str, count: int, folder: str) -> list[Case]:
     ]
 
 
+def bulk_cases(size: str, count: int, folder: str, chosen: Any) -> list[Case]:
+    """Return the cases with loader workers and in a precision, ours first; of the pipeline a tenth of the files."""
+    where = {"size": size, "folder": folder}
+    theirs = {**where, "batch": chosen.batch, "workers": chosen.workers, "precision": chosen.precision}
+    own = {"batch_size": chosen.batch, "num_workers": chosen.workers, "mixed_precision": chosen.precision}
+    few = max(count // 10, 1)
+    return [
+        Case(f"{size}: {OURS}", ours, {**where, **own}, images=count),
+        Case(f"{size}: {TIMM}", by_timm, theirs, images=count),
+        Case(f"{size}: {PIPELINE}", by_pipeline, {**theirs, "count": few}, images=few),
+    ]
+
+
 # Files
 
 
-def write_files(count: int, folder: Path) -> float:
-    """Write JPEG files, and return their mean size in kB."""
+@cache
+def contents() -> list[bytes]:
+    """Return different JPEG files."""
     from datasets import Image
 
     from benchmarks.bench_data import photographs
 
+    return [row["bytes"] for row in photographs(SIZE).cast_column("image", Image(decode=False))["image"]]
+
+
+def write_files(count: int, folder: Path) -> float:
+    """Write JPEG files, and return their mean size in kB."""
     folder.mkdir()
-    contents = [row["bytes"] for row in photographs(SIZE).cast_column("image", Image(decode=False))["image"]]
     for number in range(count):
-        (folder / f"{number:04d}.jpg").write_bytes(contents[number % len(contents)])
-    return sum(map(len, contents)) / len(contents) / 1000
+        (folder / f"{number:06d}.jpg").write_bytes(contents()[number % len(contents())])
+    return sum(map(len, contents())) / len(contents()) / 1000
 
 
 def write_model(size: str, folder: Path) -> None:
@@ -249,11 +324,29 @@ def ratio_table(results: Sequence[Result], threads: int) -> str:
     return "\n".join(lines)
 
 
+def bulk(name: str, chosen: Any) -> None:
+    """Measure and report the features of many images."""
+    size, _, count = chosen.bulk.partition(":")
+    with tempfile.TemporaryDirectory() as folder:
+        weight = write_files(int(count), Path(folder, f"{size} images"))
+        write_model(size, Path(folder))
+        results = compare(bulk_cases(size, int(count), folder, chosen), chosen.turns)
+    notes = BULK_NOTES.format(**vars(chosen) | {"count": int(count)}, weight=weight, rates=rate_table(results))
+    report(name, "Features from JPEG files", notes, results, chosen.write)
+
+
 def main() -> None:
     options = parser(__doc__)
     options.set_defaults(turns=3)
     options.add_argument("--quick", action="store_true", help="only the small model, and few images")
+    options.add_argument("--bulk", help="only many images of one model, as in base:40000, with these options:")
+    options.add_argument("--batch", type=int, default=256)
+    options.add_argument("--workers", type=int, default=os.cpu_count())
+    options.add_argument("--precision", choices=tuple(TOLERANCES), default="bf16")
     chosen = options.parse_args()
+    if chosen.bulk:
+        bulk(name_of_run("extract", options, chosen), chosen)
+        return
     counts, results, threads = QUICK if chosen.quick else IMAGES, [], torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
         for size, count in counts.items():
