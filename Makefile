@@ -22,8 +22,11 @@ export HF_HUB_OFFLINE := 1
 # Images of containers often set this; without compiled files every process would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
+MINUTES = 10
+GPU_PYTHON = $(firstword $(wildcard $(BIN)/python) $(PYTHON))
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-nightly test-floors test-year coverage space test-space table architectures bench quality style wheel try-wheel docs clean
+.PHONY: help install demo test test-all test-nightly test-floors test-year coverage space test-space table architectures bench gpu quality style wheel try-wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +67,11 @@ bench: $(INSTALLED) ## a short set of the benchmarks, without imports and whole 
 	$(BIN)/python -m benchmarks.bench_convert --turns 2
 	$(BIN)/python -m benchmarks.bench_data --turns 2
 	$(BIN)/python -m benchmarks.bench_cost --quick
+
+gpu: ## measure on a GPU what is unmeasured, in MINUTES (10), with what is installed; the next start goes on
+	$(GPU_PYTHON) -m benchmarks.gpu --minutes $(MINUTES)
+	$(GPU_PYTHON) -m benchmarks.table
+	$(GPU_PYTHON) -m tools.tabulate_scaling
 
 coverage: $(TRANSFORMERS_TESTS) ## run the default tests and show the lines that none reaches; pages in htmlcov/
 	$(BIN)/coverage erase

@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import gpu
 from benchmarks.harness import RESULTS
 
 ROOT = Path(__file__).parents[1]
@@ -15,18 +16,24 @@ START, END = "<!-- speed: python -m benchmarks.table -->\n", "<!-- end of speed 
 RUNS = {
     "forward": "forward pass",
     "forward-compile": "forward pass",
-    "forward-cuda-compile": "forward pass on the GPU",
     "forward-cuda-tiny-32-base-1-one-process": "forward pass on the GPU",
+    "forward-cuda-tiny-32-base-1-base-64-one-process-eager-prepared": "forward pass on the GPU",
+    **{
+        f"forward-cuda-{size}-{batch}-prepared-max-autotune": "forward pass on the GPU"
+        for size in ("base", "large")
+        for batch in (1, 32, 256)
+    },
     "train-step": "training step",
     "train-step-checkpointing": "training step",  # its modes say "checkpointed"
     "train-step-cuda-tiny-32-base-64-one-process": "training step on the GPU",
-    "train-step-cuda-base-128-compile": "training step on the GPU",
-    "train-step-cuda-large-64-compile": "training step on the GPU",
-    "train-step-cuda-huge-16-compile": "training step on the GPU",
+    "train-step-cuda-base-256-compiled": "training step on the GPU",
+    "train-step-cuda-large-128-compiled": "training step on the GPU",
+    "run-cuda": "training from JPEG files on the GPU",
     "load": "loading a ViT-L (1.2 GB)",
     "convert": "converting a ViT-L (1.2 GB)",
     "data": "training images from JPEG files",
     "extract": "features from JPEG files",
+    "extract-base-40000": "features from 40,000 JPEG files on the GPU",
     "import": "import",
     "finetune": "fine-tuning",
 }
@@ -41,8 +48,15 @@ CHOSEN = {
     "loading a ViT-L (1.2 GB): converts timm": "open a ViT-L/16 of timm (1.2 GB), converted",
     "features from JPEG files: base": "features of JPEG files, CPU, float32: ViT-B/16",
 }
+# Rows of `make gpu`, which the README shows from when they have been measured.
+ON_A_GPU = {
+    "training step on the GPU: base b256 bfloat16, compiled, as our scripts train": "the same, 256 images, compiled",
+    "training step on the GPU: large b128 bfloat16, compiled, as our scripts train": "the same, ViT-L/16, 128 images",
+    "training from JPEG files on the GPU: base b256 bfloat16": "a whole run from JPEG files, GPU: ViT-B/16, compiled",
+    "features from 40,000 JPEG files on the GPU: base": "features of JPEG files, GPU, bfloat16: ViT-B/16",
+}
 PAGES: dict[Path, Mapping[str, str] | None] = {
-    ROOT / "README.md": CHOSEN,
+    ROOT / "README.md": CHOSEN | ON_A_GPU,
     ROOT / "docs" / "notes" / "speed.md": None,
 }
 OURS = ("plain_vit", "plain-vit")
@@ -59,13 +73,13 @@ REFERENCES = {
 }
 
 
-def newest() -> dict[str, dict[str, Any]]:
-    """Return the JSON of the newest page of each run in `RUNS` that has one."""
+def newest(runs: Iterable[str] = RUNS) -> dict[str, dict[str, Any]]:
+    """Return the JSON of the newest page of each run that has one."""
     found = {}
     for path in sorted(RESULTS.glob("*.md")):  # of pages from the same day, the last by name wins
         page = json.loads(path.read_text(encoding="utf-8").split("```json\n")[1].split("\n```")[0])
         found[page["benchmark"]] = page
-    return {run: found[run] for run in RUNS if run in found}
+    return {run: found[run] for run in runs if run in found}
 
 
 def speeds(chosen: Mapping[str, str] | None = None) -> str:
@@ -77,21 +91,28 @@ def speeds(chosen: Mapping[str, str] | None = None) -> str:
     Raises:
         ValueError: The results have no row with a chosen title.
     """
-    found = [
-        (*f"{RUNS[run]}{row}".split(" | ", 1), measured_where(page["environment"]))
-        for run, page in newest().items()
-        for row in rows(page["results"])
-    ]
-    if not found:
+    pages = newest()
+    if not pages:
         return ""
+    newest_rows: dict[str, tuple[str, str, str]] = {}  # by title: date, figures, machine
+    for run, page in pages.items():
+        for row in rows(page["results"]):
+            title, figures = f"{RUNS[run]}{row}".split(" | ", 1)
+            measured = (page["environment"]["date"], figures, measured_where(page["environment"]))
+            newest_rows[title] = max(newest_rows.get(title, measured), measured, key=lambda one: one[0])
+    found = [(title, figures, where) for title, (_, figures, where) in newest_rows.items()]
     if chosen is not None:
-        if missing := chosen.keys() - {title for title, _, _ in found}:
+        if missing := chosen.keys() - ON_A_GPU.keys() - {title for title, _, _ in found}:
             raise ValueError(f"benchmarks/results has no {sorted(missing)}: run that benchmark, or choose other rows")
         found = [(chosen[wanted], row, where) for wanted in chosen for title, row, where in found if title == wanted]
     lines = ["| benchmark | plain-vit | fastest alternative | speedup |", "|---|---:|---:|---:|"]
     lines += [f"| {title} | {row}" for title, row, _ in found]
     machines = dict.fromkeys(where for _, _, where in found)
-    return "\n".join([*lines, "", f"Medians of interleaved runs ({'; '.join(machines)}).", ""])
+    lines += ["", f"Medians of interleaved runs ({'; '.join(machines)}).", ""]
+    done = {one["name"] for one in newest(["gpu"]).get("gpu", {"results": []})["results"] if one["ended"] == gpu.DONE}
+    if chosen is None and (waiting := [row.name for row in gpu.ROWS if row.name not in done]):
+        lines += [f"Rows of `make gpu` that no GPU has run yet: {'; '.join(waiting)}.", ""]
+    return "\n".join(lines)
 
 
 def measured_where(environment: Mapping[str, str]) -> str:
@@ -124,8 +145,8 @@ def rows(results: Sequence[dict[str, Any]]) -> list[str]:
             lines.append(f"{begins} none measured | - |")
             continue
         same_mode = [(other, one) for same, other, one in others if same] or [(other, one) for _, other, one in others]
-        other, fastest = min(same_mode, key=lambda case: case[1]["seconds"])
-        lines.append(f"{begins} {other} {rate(fastest)} | {fastest['seconds'] / ours['seconds']:.2f} |")
+        other, fastest = min(same_mode, key=lambda case: cost(case[1]))
+        lines.append(f"{begins} {other} {rate(fastest)} | {cost(fastest) / cost(ours):.2f} |")
     return lines
 
 
@@ -140,6 +161,11 @@ def named(name: str) -> tuple[str, str, str]:
     setting, _, what = name.rpartition(": ")
     package, _, mode = what.partition(", ")
     return setting, package, mode
+
+
+def cost(result: dict[str, Any]) -> float:
+    """Return the seconds of an image, if a turn processes images, otherwise those of a turn."""
+    return result["seconds"] / (result.get("images") or 1)
 
 
 def rate(result: dict[str, Any]) -> str:

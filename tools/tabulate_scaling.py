@@ -26,6 +26,7 @@ from transformers import AttentionInterface
 from transformers.initialization import no_init_weights
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from benchmarks.models import PEAKS
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.training.hardware import fast_steps
 
@@ -64,8 +65,8 @@ class Machine:
     memory: float
 
 
-H100 = Machine("H100", 989e12, 3.35e12, 80e9)
-H200 = Machine("H200", 989e12, 4.8e12, 141e9)
+H100 = Machine("H100", PEAKS["H100"], 3.35e12, 80e9)
+H200 = Machine("H200", PEAKS["H200"], 4.8e12, 141e9)
 RTX_3090 = Machine("RTX 3090", 71e12, 936e9, 24e9)
 FREE = 0.9  # share of the memory for counted tensors; the rest is for working memory and the allocator
 NODE = 8  # GPUs of a node
@@ -765,6 +766,22 @@ def kernel_times_table() -> str:
     return table(heads, sorted(rows, key=lambda row: list(SIZES).index(str(row[0]))))
 
 
+def measured_steps() -> str:
+    """Return the times of our own compiled steps on one GPU, beside their bounds."""
+    rows = []
+    for label, size, images in (("B/16", "base", 256), ("L/16", "large", 128)):
+        for page in newest_results(f"train-step-cuda-{size}-{images}-compiled"):
+            (machine,) = [machine for machine in (H100, H200) if machine.name in page["environment"]["GPU"]]
+            times = {one["name"].partition(": ")[2]: one["seconds"] for one in page["results"]}
+            model, seconds = counted(SIZES[label]), times["plain_vit, compiled, as our scripts train"]
+            bound = alone(model, images, model.compiled, 0.0, machine)
+            mfu = model.flops * images / seconds / machine.flops
+            rows.append([label, machine.name, images, *(f"{short(1000 * one)} ms" for one in (bound.step, seconds)),
+                         percent(bound.mfu), percent(mfu), f"{bound.step / seconds:.2f}"])  # fmt: skip
+    heads = ["model", "GPU", "images", "bound", "measured", "MFU of the bound", "MFU", "bound / measured"]
+    return table(heads, rows) if rows else "Not run yet: `make gpu` measures B/16 with 256 images and L/16 with 128."
+
+
 def share_on_cpus() -> str:
     """Return the shares of the matrix rate that our training step reached on CPUs, as text."""
     found = []
@@ -826,7 +843,7 @@ def page() -> str:
     return PAGE.format(
         steps=steps_table(), launches=launches_table(), messages=messages_table(), memory=memory_table(),
         plans=plans_table(), data=images_table(), comparison=comparison_table(), kernel_times=kernel_times_table(),
-        cpus=share_on_cpus(), **facts(),
+        steps_measured=measured_steps(), cpus=share_on_cpus(), **facts(),
     )  # fmt: skip
 
 
@@ -948,6 +965,10 @@ H100 (a virtual machine with Intel's Xeon), the step of Ti/16 with 32 images too
 launch instead of the 10 of this page.
 
 {kernel_times}
+
+Our own compiled steps on one GPU, whole, beside the bound of a compiled step of the same model, batch and GPU:
+
+{steps_measured}
 
 On CPUs, where each page of `benchmarks/results/` measures the rate of one large matrix product in the same turns, an
 eager step of `plain-vit` reached these shares of it:

@@ -150,6 +150,7 @@ def test_all_ways_to_features_give_the_same_and_another_model_is_noticed(tmp_pat
         bench_extract.forward(**where),
         bench_extract.ours(**where, num_workers=0),
         bench_extract.by_pipeline(**where, batch=2),
+        bench_extract.by_timm(**where, batch=2, workers=0, precision="no"),
     ]
     features = [turn() for turn in turns]  # which compares the first ones
     assert all(isinstance(each, torch.Tensor) and each.shape == (3, 192) for each in features)
@@ -332,14 +333,15 @@ def test_the_speed_table_compares_each_of_our_cases_with_the_fastest_alternative
     assert lines[2:10] == [
         "| forward pass: tiny, eager | 16 images/s | vit_pytorch 12.8 images/s | 1.25 |",
         "| forward pass: tiny, prepared | 32 images/s | timm 21.3 images/s | 1.50 |",
-        "| forward pass: base, eager | 1,234 images/s | timm 2 images/s | 0.50 |",
+        "| forward pass: base, eager | 1,234 images/s | timm 2 images/s | 617.25 |",
         "| loading a ViT-L (1.2 GB): opens its own folder | 0.2 s | none measured | - |",
         "| loading a ViT-L (1.2 GB): converts timm | 0.4 s | timm opens its own folder 0.8 s | 2.00 |",
         "| loading a ViT-L (1.2 GB): converts torchvision.pth | 0.2 s | torch opens torchvision.pth 0.1 s | 0.50 |",
         "| converting a ViT-L (1.2 GB): converts timm | 4 s | copy and sync 2 s | 0.50 |",
         "",
     ]
-    assert len(lines) == 11
+    assert lines[12].startswith("Rows of `make gpu` that no GPU has run yet: tests of numbers on a GPU; compiled steps")
+    assert len(lines) == 13
     chosen = {"loading a ViT-L (1.2 GB): converts timm": "open", "forward pass: tiny, eager": "forward"}
     assert speeds.speeds(chosen).splitlines()[2:5] == [
         "| open | 0.4 s | timm opens its own folder 0.8 s | 2.00 |",

@@ -125,3 +125,20 @@ def test_the_page_is_what_the_script_writes(script: ModuleType, monkeypatch: pyt
     monkeypatch.setattr(script, "SIZES", dict(few(script.SIZES.items(), 1)))
     for table in (script.steps_table(), script.launches_table(), script.images_table()):
         assert set(table.splitlines()) <= set(page.splitlines())
+
+
+@pytest.mark.slow
+def test_measured_steps_stand_beside_their_bounds(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert script.measured_steps() in script.OUT.read_text(encoding="utf-8")
+    model = script.counted(TINY)
+    bound = script.alone(model, 256, model.compiled, 0.0, script.H200)
+    names = {"plain_vit, compiled": 1.0, "plain_vit, compiled, as our scripts train": 2 * bound.step}
+    results = [{"name": f"base b256 bfloat16: {name}", "seconds": seconds} for name, seconds in names.items()]
+    pages = {"train-step-cuda-base-256-compiled": [{"environment": {"GPU": "NVIDIA H200"}, "results": results}]}
+    monkeypatch.setattr(script, "newest_results", lambda name: pages.get(name, []))
+    monkeypatch.setitem(script.SIZES, "B/16", TINY)
+    (row,) = script.measured_steps().splitlines()[2:]
+    label, gpu, images, least, measured, most, mfu, share = row.strip("| ").split(" | ")
+    assert (label, gpu, images, share) == ("B/16", "H200", "256", "0.50")
+    assert float(measured.split()[0]) == pytest.approx(2 * float(least.split()[0]), rel=0.06)
+    assert float(most.strip("%")) == pytest.approx(2 * float(mfu.strip("%")), abs=1)
