@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from pyarrow import parquet
 
-from benchmarks.harness import Case, Result, compare, name_of_run, parser, report
+from benchmarks.harness import Case, Result, compare, name_of_run, parser, publish, report
 from plain_vit.inference import callables
 from plain_vit.inference.bulk import Parts, Shard, open_images, open_run
 from plain_vit.inference.callables import FeatureExtractor, open_model, prepared
@@ -325,14 +325,18 @@ def ratio_table(results: Sequence[Result], threads: int) -> str:
 
 
 def bulk(name: str, chosen: Any) -> None:
-    """Measure and report the features of many images."""
-    size, _, count = chosen.bulk.partition(":")
+    """Measure and report the features of many images, one way after the other."""
+    size, _, number = chosen.bulk.partition(":")
+    count, results = int(number), []
     with tempfile.TemporaryDirectory() as folder:
-        weight = write_files(int(count), Path(folder, f"{size} images"))
+        weight = write_files(count, Path(folder, f"{size} images"))
         write_model(size, Path(folder))
-        results = compare(bulk_cases(size, int(count), folder, chosen), chosen.turns)
-    notes = BULK_NOTES.format(**vars(chosen) | {"count": int(count)}, weight=weight, rates=rate_table(results))
-    report(name, "Features from JPEG files", notes, results, chosen.write)
+        listed = bulk_cases(size, count, folder, chosen)
+        for case in listed:
+            results += compare([case], chosen.turns)
+            page = BULK_NOTES.format(**vars(chosen), count=count, weight=weight, rates=rate_table(results))
+            last = case is listed[-1]
+            publish(name, "Features from JPEG files", page, [asdict(one) for one in results], chosen.write, last)
 
 
 def main() -> None:

@@ -72,11 +72,7 @@ def forward(setting: Setting, package: str, mode: str) -> Callable[[], object]:
 
 def cases(setting: Setting, chosen: argparse.Namespace) -> list[Case]:
     """Return every package, ours first."""
-    modes = chosen.modes or [
-        *MODES[:3],
-        *(["fast attention"] if setting.dtype == torch.bfloat16 else []),
-        *(["compiled", "prepared and compiled"] if chosen.compile else []),
-    ]
+    modes = chosen.modes or MODES[: 4 if setting.dtype == torch.bfloat16 else 3]  # without those that compile
     return [
         setting.case(f"{package}, {mode}", forward, package=package, mode=mode)
         for mode in modes
@@ -86,7 +82,7 @@ def cases(setting: Setting, chosen: argparse.Namespace) -> list[Case]:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--modes", nargs="+", choices=MODES, help=f"only these; {AUTOTUNED} is torch.compile's")
+    options.add_argument("--modes", nargs="+", choices=MODES, help="only these; compiling takes minutes")
     chosen = options.parse_args()
     sweep(
         name_of_run("forward", options, chosen), "Forward pass, 224 pixels", NOTES,

@@ -39,10 +39,9 @@ MOST = 6  # other kernels that are named, those that take longest
 NOTES = f"""One set of weights in every package, as for `bench_train_step.py` and `bench_forward.py`; training under
 autocast. One pass or step, after {WARM_UP} others, was recorded by torch's profiler: "kernels" are all activities of
 the GPU, copies included, "launches" the calls that start kernels, and "time" is the sum of the durations of all.
-The pauses between them, in which the GPU waits for Python, are not in it."""
-SHARES = f""""Shares" are those of the time from the first kernel's begin to the last one's end; "gaps" is when none
-ran. Kernels that are neither products nor attention, optimizer and copies have their own names; the {MOST} longest are
-shown."""
+The pauses between them, in which the GPU waits for Python, are not in it. The other columns are shares of the time from
+the first kernel's begin to the last one's end: "gaps" is when none ran, longer than without the profiler, and "others"
+are the {MOST} longest of the rest."""
 
 
 @dataclass(frozen=True)
@@ -146,31 +145,22 @@ def main() -> None:
         torch._dynamo.reset()  # which would keep the model
         if chosen.device == "cuda":
             torch.cuda.empty_cache()
-        page = f"{NOTES}\n\n{table(found)}\n\n{SHARES}\n\n{shares_table(found)}"
         publish(
-            name_of_run("gpu-kernels", options, chosen), "Kernels on a GPU", page,
+            name_of_run("gpu-kernels", options, chosen), "Kernels on a GPU", f"{NOTES}\n\n{table(found)}",
             [asdict(one) for one in found], chosen.write, last=len(found) == len(listed),
         )  # fmt: skip
 
 
 def table(found: list[KernelTime]) -> str:
     """Return a Markdown table with a row for each case."""
-    lines = ["| case | kernels | launches | time |", "| --- | ---: | ---: | ---: |"]
-    lines += [f"| {one.name} | {one.kernels} | {one.launches} | {1000 * one.seconds:.2f} ms |" for one in found]
-    return "\n".join(lines)
-
-
-def shares_table(found: list[KernelTime]) -> str:
-    """Return a Markdown table of the shares of each case."""
-    lines = [
-        "| case | gaps | " + " | ".join(KINDS) + " | others |",
-        "| --- |" + " ---: |" * (len(KINDS) + 1) + " --- |",
-    ]
+    heads = ["case", "kernels", "launches", "time", "gaps", *KINDS, "others"]
+    lines = [heads, ["---", *["---:"] * (len(heads) - 2), "---"]]
     for one in found:
         known = [f"{one.shares.get(kind, 0):.1%}" for kind in ("gaps", *KINDS)]
         others = [f"`{name}` {share:.1%}" for name, share in one.shares.items() if name not in ("gaps", *KINDS)]
-        lines.append(f"| {one.name} | {' | '.join(known)} | {', '.join(others[:MOST])} |")
-    return "\n".join(lines)
+        time = f"{1000 * one.seconds:.2f} ms"
+        lines.append([one.name, str(one.kernels), str(one.launches), time, *known, ", ".join(others[:MOST])])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ shorter one. Nothing is installed; a row whose packages are missing is skipped a
 """
 
 import argparse
-import json
 import os
 import shlex
 import signal
@@ -62,7 +61,7 @@ ROWS = (
             "benchmarks.bench_train_step --sizes tiny:2 --dtypes float32 --turns 1 --packages plain_vit timm --write")
         for size, batch, seconds in (("base", 256, 150), ("large", 128, 200))
     ),
-    Row("a whole run", 180, "benchmarks.bench_run --device cuda --write",
+    Row("a whole run", 220, "benchmarks.bench_run --device cuda --write",
         "benchmarks.bench_run --size tiny --images 20 --batch 5 --workers 1 --warm-up 1 --eager --write", SCRIPTS),
     Row("eager passes", 90,
         "benchmarks.bench_forward --device cuda --one-process --sizes tiny:32 base:1 base:64 --modes eager prepared "
@@ -80,7 +79,8 @@ ROWS = (
         "benchmarks.bench_gpu_kernels --device cpu --steps tiny:2 --mode eager --write"),
     *(
         Row(f"inference of {size}, {batch} images", 100,
-            f"benchmarks.bench_forward --device cuda --sizes {size}:{batch} --modes prepared max-autotune --write",
+            f"benchmarks.bench_forward --device cuda --one-process --sizes {size}:{batch} "
+            "--modes prepared max-autotune --write",
             "benchmarks.bench_forward --sizes tiny:1 --dtypes float32 --modes prepared max-autotune --turns 1 --write")
         for size in ("base", "large")
         for batch in (1, 32, 256)
@@ -99,7 +99,8 @@ def run(rows: Sequence[Row], names: Sequence[str], minutes: float, small: bool) 
         small: Whether to run the tiny sizes.
     """
     end = time.monotonic() + 60 * minutes
-    found = {one["name"]: one for one in ended_before()}
+    before = [one for page in pages_before()[-1:] for one in harness.read_page(page)["results"]]
+    found = {one["name"]: one for one in before if one["ended"] != WAITING}
     state = {row.name: found.get(row.name, {}).get("ended") for row in rows}
     left = [row for row in rows if (row.name in names if names else state[row.name] != DONE)]
     for row in sorted(left, key=lambda row: state[row.name] in (STOPPED, FAILED)):
@@ -151,34 +152,22 @@ def last_lines(file: IO[str]) -> list[str]:
     return [line for line in file.read().splitlines() if line.strip()][-TAIL:]
 
 
-def ended_before() -> list[dict[str, Any]]:
-    """Return how the rows ended before, of those that ran."""
-    page = page_before()
-    text = page.read_text(encoding="utf-8").partition("```json\n")[2].partition("\n```")[0] if page else ""
-    return [one for one in json.loads(text)["results"] if one["ended"] != WAITING] if page else []
-
-
-def page_before() -> Path | None:
-    """Return the newest page of this machine."""
-    return max(harness.RESULTS.glob(f"????-??-??-gpu-{harness.slug(harness.machine())}.md"), default=None)
+def pages_before() -> list[Path]:
+    """Return the pages of this machine, the newest last."""
+    return sorted(harness.RESULTS.glob(f"????-??-??-gpu-{harness.slug(harness.machine())}.md"))
 
 
 def publish(rows: Sequence[Row], found: Mapping[str, dict[str, Any]]) -> None:
     """Write the page, in place of an older one."""
     ended = [{"name": row.name, "ended": WAITING, "said": "", **found.get(row.name, {})} for row in rows]
-    older, complete = page_before(), all(one["ended"] == DONE for one in ended)
-    harness.publish("gpu", "What was run on a GPU", table(ended), ended, write=True, last=complete)
-    if older is not None and older != page_before():
-        older.unlink()
-
-
-def table(ended: Sequence[Mapping[str, Any]]) -> str:
-    """Return a Markdown table of how rows ended."""
     lines = ["| row | ended | seconds | |", "| --- | --- | ---: | --- |"]
     for one in ended:
         said = one["said"].replace("\n", "<br>").replace("|", "\\|")
         lines.append(f"| {one['name']} | {one['ended']} | {one.get('seconds', '-')} | {said} |")
-    return "\n".join(lines)
+    complete = all(one["ended"] == DONE for one in ended)
+    harness.publish("gpu", "What was run on a GPU", "\n".join(lines), ended, write=True, last=complete)
+    for older in pages_before()[:-1]:
+        older.unlink()
 
 
 def main(words: Sequence[str] | None = None, rows: Sequence[Row] = ROWS) -> None:

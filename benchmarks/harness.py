@@ -483,6 +483,11 @@ def publish(
         print(page, f"written: {path}" if write else "", sep="")
 
 
+def read_page(path: Path) -> dict[str, Any]:
+    """Return the figures of a page that `publish` wrote."""
+    return json.loads(path.read_text(encoding="utf-8").split("```json\n")[1].split("\n```")[0])
+
+
 def slug(environment: Mapping[str, str]) -> str:
     """Return a short name of a machine, from its GPU or processor: "amd-epyc"."""
     name = environment["processor"].partition(",")[0] if environment["GPU"] == "none" else environment["GPU"]

@@ -43,7 +43,6 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     packages = [package for package in ("plain_vit", *PEERS) if is_installed(package)]
     result.add_argument("--packages", nargs="+", choices=packages, default=packages, help="ours first")
     result.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"))
-    result.add_argument("--compile", action="store_true", help="also the compiled models, which takes minutes")
     result.add_argument("--quick", action="store_true", help="one size, in three turns")
     result.add_argument("--one-process", action="store_true", help="all cases in one process, not in one each")
     return result

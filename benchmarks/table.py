@@ -1,13 +1,12 @@
 """Speed tables of the README and of docs/notes/speed.md, from the newest results: `python -m benchmarks.table`."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu
-from benchmarks.harness import RESULTS
+from benchmarks.harness import RESULTS, read_page
 
 ROOT = Path(__file__).parents[1]
 START, END = "<!-- speed: python -m benchmarks.table -->\n", "<!-- end of speed -->\n"
@@ -15,11 +14,10 @@ START, END = "<!-- speed: python -m benchmarks.table -->\n", "<!-- end of speed 
 # The runs in the table, by the names of their pages, and their titles.
 RUNS = {
     "forward": "forward pass",
-    "forward-compile": "forward pass",
     "forward-cuda-tiny-32-base-1-one-process": "forward pass on the GPU",
     "forward-cuda-tiny-32-base-1-base-64-one-process-eager-prepared": "forward pass on the GPU",
     **{
-        f"forward-cuda-{size}-{batch}-prepared-max-autotune": "forward pass on the GPU"
+        f"forward-cuda-{size}-{batch}-one-process-prepared-max-autotune": "forward pass on the GPU"
         for size in ("base", "large")
         for batch in (1, 32, 256)
     },
@@ -77,7 +75,7 @@ def newest(runs: Iterable[str] = RUNS) -> dict[str, dict[str, Any]]:
     """Return the JSON of the newest page of each run that has one."""
     found = {}
     for path in sorted(RESULTS.glob("*.md")):  # of pages from the same day, the last by name wins
-        page = json.loads(path.read_text(encoding="utf-8").split("```json\n")[1].split("\n```")[0])
+        page = read_page(path)
         found[page["benchmark"]] = page
     return {run: found[run] for run in runs if run in found}
 

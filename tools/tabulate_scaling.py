@@ -3,7 +3,6 @@
 python -m tools.tabulate_scaling
 """
 
-import json
 import math
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from transformers import AttentionInterface
 from transformers.initialization import no_init_weights
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from benchmarks.harness import read_page
 from benchmarks.models import PEAKS
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.training.hardware import fast_steps
@@ -663,8 +663,7 @@ def newest_results(name: str) -> list[dict[str, Any]]:
     """Return the figures of the newest page of a benchmark for each machine, oldest first."""
     pages: dict[tuple[str, str], dict[str, Any]] = {}
     for path in sorted((ROOT / "benchmarks" / "results").glob(f"*-{name}-*.md")):
-        text = path.read_text(encoding="utf-8")
-        page = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
+        page = read_page(path)
         if page["benchmark"] == name:
             pages[page["environment"]["processor"], page["environment"]["GPU"]] = page
     return list(pages.values())
