@@ -4,8 +4,9 @@
     python -m benchmarks.gpu --device cpu --results FOLDER        # every row in a tiny size, to see that it runs
 
 The page `results/DATE-gpu-MACHINE.md` is written after each row, and the next start goes on with the rest: first the
-rows that have not run, then those that failed or were stopped. A row whose budget exceeds the time left makes way for a
-shorter one. Nothing is installed; a row whose packages are missing is skipped and says which.
+rows that have not run, then those that failed or were stopped, these with twice the budget. A row whose budget exceeds
+the time left makes way for a shorter one. Nothing is installed; a row whose packages are missing is skipped and names
+them.
 """
 
 import argparse
@@ -104,12 +105,13 @@ def run(rows: Sequence[Row], names: Sequence[str], minutes: float, small: bool) 
     state = {row.name: found.get(row.name, {}).get("ended") for row in rows}
     left = [row for row in rows if (row.name in names if names else state[row.name] != DONE)]
     for row in sorted(left, key=lambda row: state[row.name] in (STOPPED, FAILED)):
+        budget = row.seconds * (2 if state[row.name] == STOPPED else 1)
         missing = [package for package in row.needs if not harness.is_installed(package)]
         if missing:
             found[row.name] = {"ended": SKIPPED, "said": f"not installed: {', '.join(missing)}"}
-        elif row.seconds <= end - time.monotonic():
-            print(f"{row.name}: at most {row.seconds} s ...", flush=True)
-            found[row.name] = take(row, small)
+        elif budget <= end - time.monotonic():
+            print(f"{row.name}: at most {budget} s ...", flush=True)
+            found[row.name] = take(row, budget, small)
         else:
             continue
         publish(rows, found)
@@ -118,14 +120,14 @@ def run(rows: Sequence[Row], names: Sequence[str], minutes: float, small: bool) 
         print(f"not run yet, and first in the next start: {', '.join(waiting)}")
 
 
-def take(row: Row, small: bool) -> dict[str, Any]:
-    """Run a row within its budget, and return how it ended, its seconds, the pages it wrote and its last words."""
+def take(row: Row, budget: float, small: bool) -> dict[str, Any]:
+    """Run a row within a budget of seconds, and return how it ended, its pages and its last words."""
     words = [sys.executable, "-m", *shlex.split(row.small if small else row.command)]
     since, begun = time.monotonic(), time.time()
     with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
         process = subprocess.Popen(words, stdout=out, stderr=err, start_new_session=True)
         try:
-            code = process.wait(max(row.seconds - GRACE, 0))
+            code = process.wait(max(budget - GRACE, 0))
             ended = FAILED if code else DONE
         except subprocess.TimeoutExpired:
             ended = STOPPED
@@ -140,7 +142,7 @@ def take(row: Row, small: bool) -> dict[str, Any]:
         printed, errors = (last_lines(file) for file in (out, err))
     pages = sorted(path.name for path in harness.RESULTS.glob("*.md") if path.stat().st_mtime >= begun)
     so_far = " so far" if ended == STOPPED else ""
-    said = f"measured{so_far}: {', '.join(pages)}" if pages else "\n".join(printed[-1:])
+    said = f"measured{so_far}: {', '.join(pages)}" if pages else "\n".join(printed[-1:] or errors[-1:])
     if ended == FAILED:
         said = "\n".join(printed + errors)
     return {"ended": ended, "seconds": seconds, "pages": pages, "said": said, "command": shlex.join(words[1:])}

@@ -44,6 +44,7 @@ def ended(results: Path) -> dict[str, Any]:
     return {one["name"]: one for one in line["results"]}
 
 
+@pytest.mark.slow
 def test_rows_run_within_their_budgets_and_the_next_start_goes_on_with_the_rest(
     results: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -73,6 +74,7 @@ def test_rows_run_within_their_budgets_and_the_next_start_goes_on_with_the_rest(
     page.rename(page.with_name(f"2001-02-03{page.name[10:]}"))  # of another day
     assert start(minutes=10) == ["long", "stays", "fails"]  # what did not run before comes first
     assert [one["ended"] for one in ended(results).values()].count(gpu.DONE) == 2
+    assert 2 < ended(results)["stays"]["seconds"] < 4  # with twice the budget
     gpu.run(all_rows, ["ends"], minutes=1, small=True)
     assert (results / "ran.txt").read_text().split()[-1] == "ends"  # asked for, it runs again
 
