@@ -22,6 +22,7 @@ from benchmarks.bench_gpu_kernels import table as kernels_table
 from benchmarks.bench_memory import largest
 from benchmarks.bench_run import Watch
 from tests import ROOT
+from tests.sizes import NIGHTLY
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_every_row_has_options_that_its_benchmark_knows(row: gpu.Row, monkeypatc
             )
 
 
-SMOKE = ["a whole run", "largest batches of base"]
+SMOKE = ["a whole run", *["largest batches of base"] * NIGHTLY]
 
 
 @pytest.mark.slow
@@ -127,7 +128,8 @@ def test_rows_run_on_a_cpu_in_a_tiny_size(tmp_path: Path) -> None:
     pages = {name: (tmp_path / found[name]["pages"][0]).read_text() for name in SMOKE}
     for name in ("plain-vit", "timm"):
         assert re.search(rf"\| {name} \| [\d.]+ \| \d+% \| - \|", pages["a whole run"])
-    assert "| tiny bfloat16: timm, eager, checkpointed | 1 | - |" in pages["largest batches of base"]
+    for name in SMOKE[1:]:
+        assert "| tiny bfloat16: timm, eager, checkpointed | 1 | - |" in pages[name]
 
 
 def test_the_operations_of_the_mfu_are_those_of_torchs_counter() -> None:
