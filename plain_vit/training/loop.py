@@ -578,14 +578,16 @@ class Loop(Generic[ResultT]):
     def _log(self) -> None:
         values = self._means(self.window)
         logged = {f"train_{name}": value for name, value in values.items()}
-        rate, norm = self.learning_rate, float(self.learner.grad_norm)  # before clipping
-        self.run.log(step=self.step, learning_rate=rate, **{"grad_norm": norm} if math.isfinite(norm) else {}, **logged)
+        logged["grad_norm"] = float(self.learner.grad_norm)  # before clipping
+        finite = {name: value for name, value in logged.items() if math.isfinite(value)}
+        self.run.log(step=self.step, learning_rate=self.learning_rate, **finite)
         self.run.track(step=self.step, **self.bar.rates())
         self.bar.show(**{name: metric_text(name, value) for name, value in values.items()})
 
     def _means(self, sums: torch.Tensor) -> dict[str, float]:
-        """Return the means over the sums of all processes, and reset the sums."""
+        """Return the means over the sums of all processes, NaN if all steps were left out, and reset the sums."""
         loss, *others, images = self.accelerator.reduce(sums).tolist()
+        images = images or math.nan
         sums.zero_()
         measured = zip(self.task.measures.items(), others, strict=True)
         return {"loss": loss / images, **{name: total / images / of_one for (name, of_one), total in measured}}

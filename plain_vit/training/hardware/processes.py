@@ -62,8 +62,8 @@ def start_accelerator(
         if str_to_bool(os.environ.get(f"ACCELERATE_USE_{name}", "false")):
             raise TrainingError(
                 f"Accelerate is configured for {name}, which these scripts do not use: launch them for data "
-                "parallelism, as with examples/accelerate_configs/gpus.yaml, and divide weights, gradients and "
-                "optimizer states with --shard."
+                "parallelism, as with examples/accelerate_configs/gpus.yaml, and in training divide weights, gradients "
+                "and optimizer states with --shard."
             )
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     # Without a GPU or an explicit setting, Accelerate would treat each of several processes as the only one.
