@@ -169,7 +169,7 @@ class Attention(nn.Module):
         if places.images is not None:
             return places.images.attend(functools.partial(kernel, self), implementation, query, key, value, **kwargs)
         if bias is not None:
-            refuse_unmasked(implementation, "add a relative position bias to its scores")
+            refuse_unmasked(implementation, "add a relative position bias or a mask to its scores")
             bias = bias[..., : query.shape[2], :].to(query.dtype)
             bias = bias if bias.ndim == 4 else bias[None]
         return kernel(self, query, key, value, bias, **kwargs)
@@ -219,9 +219,11 @@ class PlainViTWindowAttention(PlainViTAttention):
     def forward(
         self, hidden_states: torch.Tensor, bias: torch.Tensor | None = None, places: Places = PLAIN, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        windows = cast(Windows, places.windows)
-        inside = places._replace(distances=windows.distances, num_output_tokens=None)
-        attended, weights = super().forward(windows.cut(hidden_states), bias, inside, **kwargs)
+        windows, batch = cast(Windows, places.windows), hidden_states.shape[0]
+        rotation = windows.rotation(places.rotation, batch)
+        inside = places._replace(rotation=rotation, distances=windows.distances, num_output_tokens=None)
+        mask = bias if windows.mask is None else windows.mask.repeat(batch, 1, 1, 1)
+        attended, weights = super().forward(windows.cut(hidden_states), mask, inside, **kwargs)
         return places.first(windows.join(attended)), None if weights is None else windows.spread(weights)
 
 

@@ -198,7 +198,7 @@ def conflicts_in_attention(config: Any) -> tuple[tuple[bool, str], ...]:
     """Return unsupported combinations of relative positions and windows: whether each occurs, and the remedy."""
     rotary, relative = config.rope_parameters is not None, config.relative_position_bias is not None
     bias, windows = config.group("relative_position_bias"), config.window_attention is not None
-    layers = config.group("window_attention")["global_layers"]
+    layers, padding = (config.group("window_attention")[key] for key in ("global_layers", "padding"))
     has_tokens = config.num_prefix_tokens + config.num_register_tokens > 0
     return (
         (relative and config.attention_type != "self",
@@ -215,9 +215,12 @@ def conflicts_in_attention(config: Any) -> tuple[tuple[bool, str], ...]:
          'a relative position bias of type "decomposed" has vectors of patches in each block: set shared=False in '
          "relative_position_bias, rope_parameters=None, use_class_token=False, use_distillation_token=False and "
          "num_register_tokens=0"),
-        (windows and (config.attention_type != "self" or rotary or has_tokens or bool(config.patch_dropout_prob)),
-         'windows are cut from the whole grid of patches: set attention_type="self", rope_parameters=None, '
-         "use_class_token=False, use_distillation_token=False, num_register_tokens=0 and patch_dropout_prob=0"),
+        (windows and (config.attention_type != "self" or has_tokens or bool(config.patch_dropout_prob)),
+         'windows are cut from the whole grid of patches: set attention_type="self", use_class_token=False, '
+         "use_distillation_token=False, num_register_tokens=0 and patch_dropout_prob=0"),
+        (windows and rotary != (padding == "masked"),
+         f'windows with padding "{padding}" are {"not " if rotary else "only "}combined with a rotation by any source: '
+         f'set padding="{"masked" if rotary else "attended"}" in window_attention'),
         (windows and relative and bias["type"] != "decomposed",
          f"a relative position bias of type \"{bias['type']}\" is not combined with windows by any source: set "
          'type="decomposed" in relative_position_bias'),

@@ -184,12 +184,15 @@ class WindowAttention:
 
     Args:
         size: Side of a window in patches. The grid is padded with zeros at the right and at the bottom to whole
-            windows; the padding takes part in the attention of its window.
+            windows.
         global_layers: Numbers of the blocks, from 0, that attend to the whole image.
+        padding: "attended" (the padding takes part in the attention of its window: SAM) or "masked" (it does not, as
+            if the last windows were smaller: Qwen2.5-VL).
     """
 
     size: int = 14
     global_layers: list[int] | tuple[int, ...] = ()
+    padding: Literal["attended", "masked"] = "attended"
 
 
 # Fields that are None without the part of the model that they describe.

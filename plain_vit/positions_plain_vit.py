@@ -698,11 +698,14 @@ class Windows(NamedTuple):
         grid_size: Patches (down, across).
         size: Side of a window in patches.
         distances: Distances within a window, for a relative position bias; None if no bias depends on them.
+        mask: Added to the scores, of shape (windows, 1, 1, size ** 2): minus infinity for the padding; None if the
+            padding is attended to, or there is none.
     """
 
     grid_size: tuple[int, int]
     size: int
-    distances: Distances | None
+    distances: Distances | None = None
+    mask: torch.Tensor | None = None
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -716,6 +719,13 @@ class Windows(NamedTuple):
         grid = F.pad(grid, (0, 0, 0, across * self.size - w, 0, down * self.size - h))
         windows = grid.unflatten(2, (across, self.size)).unflatten(1, (down, self.size))  # B down s across s D
         return windows.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+
+    def rotation(self, rotation: Rotation | None, batch: int) -> Rotation | None:
+        """Return the rotation of the tokens in the windows of a batch of images."""
+        if rotation is None:
+            return None
+        cos, sin = (self.cut(table[None]).repeat(batch, 1, 1)[:, None] for table in (rotation.cos, rotation.sin))
+        return rotation._replace(cos=cos, sin=sin)
 
     def join(self, windows: torch.Tensor) -> torch.Tensor:
         """Return the tokens (B, L, D) of windows, without the padding."""
@@ -738,4 +748,9 @@ def windows_of(config: PlainViTConfig, grid_size: tuple[int, int], device: torch
     if config.window_attention is None:
         return None
     size = config.window_attention["size"]
-    return Windows(grid_size, size, distances_of(config, (size, size), device))
+    windows = Windows(grid_size, size, distances_of(config, (size, size), device))
+    is_whole = not is_any_size(*grid_size) and all(side % size == 0 for side in grid_size)
+    if is_whole or config.window_attention["padding"] == "attended":
+        return windows
+    inside = windows.cut(torch.ones(1, grid_size[0] * grid_size[1], 1, device=device))  # 0 where padded
+    return windows._replace(mask=inside.log().transpose(1, 2)[:, None])

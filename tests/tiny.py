@@ -73,6 +73,10 @@ VARIATIONS: dict[str, dict[str, Any]] = {
         "window_attention": {"size": 2, "global_layers": (1,)}, "relative_position_bias": {"type": "decomposed"},
         "use_class_token": False, "pooling": "mean",
     },
+    "masked_windows": {
+        "window_attention": {"size": 2, "global_layers": (1,), "padding": "masked"}, "rope_parameters": {},
+        "position_embedding_type": "none", "use_class_token": False, "pooling": "mean",
+    },
     "post_norm": {"block_type": "post_norm"},
     "parallel": {"block_type": "parallel", "qk_norm": "norm", "layer_scale_init_value": 0.3},
     "branches": {"block_type": "branches", "num_branches": 2, "layer_scale_init_value": 0.3},

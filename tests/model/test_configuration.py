@@ -260,7 +260,8 @@ def test_every_choice_has_its_implementation_and_every_implementation_its_choice
     alternatives = {f"rope_parameters.{name}" for name in names}
     assert (
         CHOICES.keys() - tables.keys()
-        == {"position_resampling", "relative_position_bias.resampling", "final_norm"} | alternatives
+        == {"position_resampling", "relative_position_bias.resampling", "window_attention.padding", "final_norm"}
+        | alternatives
     )
 
 

@@ -10,6 +10,7 @@ from timm.layers import resize_rel_pos_bias_table
 from torch import nn
 
 from plain_vit import PlainViTConfig, PlainViTForImageClassification, PlainViTModel
+from plain_vit.attention_plain_vit import PlainViTAttention
 from plain_vit.conversion import to_checkpoint
 from plain_vit.errors import ExportError
 from plain_vit.modeling_plain_vit import build_layer
@@ -280,7 +281,8 @@ def test_blocks_share_a_bias_or_have_their_own(name: str) -> None:
         ({"window_attention": {}, "use_class_token": True, "pooling": "cls"}, "use_class_token=False"),
         ({"window_attention": {}, "num_register_tokens": 1, "register_tokens_last": True}, "num_register_tokens=0"),
         ({"window_attention": {}, "patch_dropout_prob": 0.5}, "patch_dropout_prob=0"),
-        ({"window_attention": {}, "rope_parameters": {}}, "rope_parameters=None"),
+        ({"window_attention": {}, "rope_parameters": {}}, 'padding="masked"'),
+        ({"window_attention": {"padding": "masked"}}, 'padding="attended"'),
         ({"window_attention": {}, "relative_position_bias": {"type": "table"}}, 'type="decomposed"'),
         ({"relative_position_bias": {"type": "decomposed", "shared": True}}, "shared=False"),
     ],
@@ -307,6 +309,22 @@ def test_a_block_with_windows_sees_each_window_as_an_image_padded_with_zeros() -
         rows = [row * 4 + column for row in range(top, min(top + 2, 3)) for column in (left, left + 1)]
         assert difference(found[:, rows], expected[:, : len(rows)]) < 1e-6
         assert difference(weights[:, :, rows][..., rows], maps[:, :, : len(rows), : len(rows)]) < 1e-6
+        assert not weights[:, :, rows][..., [key for key in range(12) if key not in rows]].any()
+
+
+def test_masked_padding_is_as_if_the_last_windows_were_smaller() -> None:
+    """Each window gives the same attention alone, with the rotation of its place in the image."""
+    config = tiny_config(**VARIATIONS["masked_windows"], num_hidden_layers=2)  # windows of 2 x 2 on 3 x 4 patches
+    attention, tokens = randomize_(build_layer(config, 0)).attention.eval(), torch.randn(2, 12, 40)
+    rotation = rotary_embedding(config)((3, 4), tokens, None)[0]
+    places = Places(rotation, windows=windows_of(config, (3, 4), tokens.device))
+    found, weights = attention(tokens, None, places, output_attentions=True)
+    for top, left in ((0, 0), (0, 2), (2, 0), (2, 2)):
+        rows = [row * 4 + column for row in range(top, min(top + 2, 3)) for column in (left, left + 1)]
+        alone = Places(rotation._replace(cos=rotation.cos[rows], sin=rotation.sin[rows]))
+        expected, maps = PlainViTAttention.forward(attention, tokens[:, rows], None, alone, output_attentions=True)
+        assert difference(found[:, rows], expected) < 1e-6
+        assert difference(weights[:, :, rows][..., rows], maps) < 1e-6
         assert not weights[:, :, rows][..., [key for key in range(12) if key not in rows]].any()
 
 
