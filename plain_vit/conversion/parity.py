@@ -13,15 +13,12 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import PixtralVisionModel
 from transformers.utils import ModelOutput
 
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import VerificationError
-from ..packed_plain_vit import cut_patches
 from .registry import FORMATS
-from .tables.format import Probes
-from .tables.infer import pair
+from .tables.format import Contract, Probes
 
 # Of our models, and of transformers' ViT.
 OURS = Probes("embeddings.patch_embeddings", "layers.{}", "layernorm")
@@ -34,12 +31,6 @@ OUTPUTS = (
     ("pooled", "image_embeds"),
     ("pooled", "pooler_output"),
 )
-# Outputs that ours do not return: a first patch that no model reads, and what convolutions make of the tokens.
-NOT_OURS = {
-    "JanusVisionModel": "pooler_output",
-    **{f"{name}Vision{kind}": "last_hidden_state" for name in ("Sam", "SamHQ") for kind in ("Model", "Encoder")},
-    **dict.fromkeys(("GotOcr2VisionEncoder", "DeepseekOcr2SamVisionEncoder"), "last_hidden_state"),
-}
 
 
 @dataclass(frozen=True)
@@ -125,37 +116,20 @@ def compare_models(source: nn.Module, ours: nn.Module, pixel_values: torch.Tenso
     return differences
 
 
-def in_one_row(model: nn.Module) -> bool:
-    """Return whether a model of transformers puts the tokens of all images of a batch into one row."""
-    return isinstance(model, PixtralVisionModel) or hasattr(model, "spatial_merge_size")
+def contract_of(model: nn.Module) -> Contract:
+    """Return how a model takes images and returns tokens."""
+    found = (source.contract_of(model) for source in FORMATS.values())
+    return next((contract for contract in found if contract is not None), Contract())
 
 
 def _by_image(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the stages of a model; one image at a time if it puts the tokens of all images into one row."""
-    if not in_one_row(model):
+    contract = contract_of(model)
+    if not contract.in_one_row:
         return capture_stages(model, pixel_values)
     alone = [capture_stages(model, image) for image in pixel_values.split(1)]
     found = {stage: torch.cat([one[stage] for one in alone]) for stage in alone[0]}
-    merged = ("final norm", "pooled")  # by the layers after the encoder
-    return {stage: as_rows(model, tokens, pixel_values) for stage, tokens in found.items() if stage not in merged}
-
-
-def as_rows(model: Any, tokens: torch.Tensor, pixel_values: torch.Tensor) -> torch.Tensor:
-    """Return tokens as (B, N, D) in raster order.
-
-    SAM has them as (B, h, w, D), and Qwen3-VL in one axis, in the order in which they merge.
-    """
-    if not hasattr(model, "spatial_merge_size"):
-        return tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
-    return tokens.view(len(pixel_values), -1, tokens.shape[-1])[:, _merge_order(model, pixel_values).argsort()]
-
-
-def _merge_order(model: Any, pixel_values: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of the patches, counted in raster order, in the order in which Qwen3-VL takes them."""
-    merge = model.spatial_merge_size
-    h, w = (side // model.config.patch_size for side in pixel_values.shape[-2:])
-    numbers = torch.arange(h * w).view(h // merge, merge, w // merge, merge)
-    return numbers.transpose(1, 2).flatten().to(pixel_values.device)
+    return {stage: contract.rows(model, tokens, pixel_values) for stage, tokens in found.items()}
 
 
 def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -169,6 +143,7 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
     hooks = []
     modules = dict(model.named_modules())
     probes, prefix = find_probes(model)
+    contract = contract_of(model)
 
     def keep(stage: str, value: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
         tokens = value[0] if isinstance(value, tuple) else value  # attentions or a grid may follow
@@ -202,8 +177,9 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
     training = model.training
     try:
         with _every_patch(model, pixel_values) as arguments:
-            first, *others = inputs_for(model, pixel_values).values()
-            output = model.eval()(first, *others, **arguments)
+            inputs = contract.inputs(model, pixel_values)
+            first = inputs.pop(next(iter(inputs)))
+            output = model.eval()(first, **inputs, **arguments)
     finally:
         model.train(training)
         for hook in hooks:
@@ -212,13 +188,13 @@ def capture_stages(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
         stages["patches"] = _as_tokens(stages["patches"], stages["embeddings"].shape[-1])
     if isinstance(output, ModelOutput):
         for stage, name in OUTPUTS:
-            if output.get(name) is not None and name != NOT_OURS.get(type(model).__name__):
+            if output.get(name) is not None and name not in contract.others:
                 stages.setdefault(stage, output[name])
     else:
         stages["logits"] = output[0] if isinstance(output, tuple) else output
     layers = [f"layer {i}" for i in range(len(stages))]
     order = ["patches", "embeddings", *layers, "final norm", "logits", "reconstruction", "features", "pooled"]
-    return {stage: stages[stage] for stage in order if stage in stages}
+    return {stage: stages[stage] for stage in order if stage in stages and stage not in contract.others}
 
 
 def find_probes(model: nn.Module) -> tuple[Probes | None, str]:
@@ -247,30 +223,6 @@ def _as_tokens(patches: torch.Tensor, width: int) -> torch.Tensor:
     if patches.ndim == 4:
         patches = patches.flatten(2).transpose(1, 2) if patches.shape[1] == width else patches.flatten(1, 2)
     return patches
-
-
-def inputs_for(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the inputs of a model for these images; some of transformers take patches and their grids."""
-    if hasattr(model, "spatial_merge_size"):
-        side, frames = cast(Any, model).config.patch_size, cast(Any, model).config.temporal_patch_size
-        patches = cut_patches(pixel_values, side, side)[:, _merge_order(model, pixel_values)].flatten(0, 1)
-        patches = patches.unflatten(1, (side, side, -1)).permute(0, 3, 1, 2)[:, :, None]  # N C 1 rows columns
-        grid = [1, pixel_values.shape[-2] // side, pixel_values.shape[-1] // side]
-        return {
-            "hidden_states": patches.expand(-1, -1, frames, -1, -1).flatten(1),
-            "grid_thw": torch.tensor([grid] * len(pixel_values), device=patches.device),
-        }
-    if not type(model).__name__.startswith("Siglip2"):
-        return {"pixel_values": pixel_values}
-    config: Any = model.config
-    height, width = pair(getattr(config, "vision_config", config).patch_size)
-    patches = cut_patches(pixel_values, height, width)
-    grid = [pixel_values.shape[-2] // height, pixel_values.shape[-1] // width]
-    return {
-        "pixel_values": patches,
-        "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.int32, device=patches.device),
-        "spatial_shapes": torch.tensor([grid] * len(patches), device=patches.device),
-    }
 
 
 @contextmanager

@@ -326,6 +326,7 @@ OWN = {
     "a decoder with a DPT neck": ("transformers",),
     "ComfyUI's vision tower of CLIP": ("transformers",),
     "an encoder between other parts of a plain ViT": ("timm",),
+    **dict.fromkeys(("a tower of Qwen2-VL", "a tower of Qwen2.5-VL"), ("transformers",)),  # with its config.json
 }
 # A plain ViT of timm beside other parts, with the key that opens it.
 OPENS_BY_KEY = {

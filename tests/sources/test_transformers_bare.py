@@ -13,7 +13,7 @@ from torch import nn
 
 from plain_vit import PlainViTModel
 from plain_vit.conversion import from_checkpoint, from_module
-from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, CONTAINERS
+from plain_vit.conversion.sources.transformers.families import ARCHITECTURES, container_of
 from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, MappingError
 from plain_vit_command import main
 from tests.conftest import randomize_
@@ -60,8 +60,8 @@ ALONE = [
     case
     for case in CASES
     if "partial" not in case
-    and not case.startswith(("Qwen3", "SamVision", "SamHQ", "GotOcr2", "DeepseekOcr2"))
-    and case.split()[0].rstrip(",") in {*ARCHITECTURES, *CONTAINERS}
+    and (name := container_of(case.split()[0].rstrip(",")).holds) in ARCHITECTURES
+    and ARCHITECTURES[name].family.is_bare
 ]
 FIRST = [case for case in REPRESENTATIVES if case in ALONE]
 OTHERS = few((case for case in ALONE if case not in FIRST), 15)

@@ -11,13 +11,13 @@ import torch
 import transformers
 from torch import nn
 
-from plain_vit.conversion.parity import NOT_OURS, as_rows, in_one_row, inputs_for
+from plain_vit.conversion.parity import contract_of
 from plain_vit.conversion.sources.transformers.families import (
     ARCHITECTURES,
     CONTAINERS,
+    MERGED,
     MERGERS,
     NECK,
-    QWENS,
     UNREAD_NORM,
 )
 from plain_vit.conversion.sources.transformers.installed import class_named
@@ -110,8 +110,15 @@ def _dpt(**settings: Any) -> Make:
     )
 
 
-QWEN = {"hidden_size": 40, "depth": 3, "num_heads": 5, "intermediate_size": 52, "patch_size": 14, "out_hidden_size": 12,
-        "num_position_embeddings": 16, "rope_parameters": {"rope_type": "axial", "rope_theta": 500.0}}  # fmt: skip
+ROPE = {"rope_parameters": {"rope_type": "axial", "rope_theta": 500.0}}
+MERGING = {"depth": 3, "num_heads": 5, "patch_size": 14, **ROPE}
+QWEN = {**MERGING, "hidden_size": 40, "intermediate_size": 52, "out_hidden_size": 12, "num_position_embeddings": 16}
+QWEN2 = {**MERGING, "hidden_size": 12, "embed_dim": 40, "mlp_ratio": 3}
+# Windows of 4 x 4 patches; the last are smaller.
+WINDOWS = {**MERGING, "hidden_size": 40, "intermediate_size": 52, "out_hidden_size": 12, "window_size": 56,
+           "fullatt_block_indexes": [1]}  # fmt: skip
+GLM4V = {**MERGING, "hidden_size": 40, "intermediate_size": 20, "out_hidden_size": 52, "image_size": 56}
+GLM_OCR = {**GLM4V, "intermediate_size": 52, "out_hidden_size": 12}
 
 SAM = {**SIZES, "mlp_dim": 52, "image_size": 56, "patch_size": 14, "output_channels": 24}
 PROMPTS = {"hidden_size": 8, "image_size": 56, "patch_size": 14, "mask_input_channels": 4}
@@ -129,6 +136,12 @@ def _around(vision: Mapping[str, Any], text: str, **settings: Any) -> Make:
     """Return the maker of a model that reads the tokens of a tower beside those of a text."""
     words = BERT if text.endswith("bert") else CAUSAL
     return _of(vision_config=vision, text_config={"model_type": text, **words}, **settings)
+
+
+def _merging(vision: Mapping[str, Any]) -> Make:
+    """Return the maker of a model that reads merged tokens of a tower, with rotations by three positions."""
+    rope = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 1, 2]}
+    return _of(vision_config=vision, text_config={**CAUSAL, "rope_parameters": rope})
 
 
 COMPOSITES: dict[str, Make] = {
@@ -173,11 +186,11 @@ COMPOSITES: dict[str, Make] = {
     ),
     "Mistral3ForConditionalGeneration": _around({"model_type": "pixtral", **SQUARE}, "mistral"),
     "LightOnOcrForConditionalGeneration": _around({"model_type": "pixtral", **SQUARE}, "qwen3"),
-    "Qwen3VLForConditionalGeneration": _of(
-        vision_config={**QWEN, "deepstack_visual_indexes": [0, 2]},
-        text_config={**CAUSAL, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0,
-                                                   "mrope_section": [1, 1, 2]}},
-    ),
+    "Qwen3VLForConditionalGeneration": _merging({**QWEN, "deepstack_visual_indexes": [0, 2]}),
+    "Qwen2VLForConditionalGeneration": _merging(QWEN2),
+    "Qwen2_5_VLForConditionalGeneration": _merging(WINDOWS),
+    "Glm4vForConditionalGeneration": _merging(GLM4V),
+    "PaddleOCRVLForConditionalGeneration": _merging({**SQUARE, **ROPE}),
     "CHMv2ForDepthEstimation": _of(
         backbone_config={"model_type": "dinov3_vit", **SQUARE, "out_indices": [0, 1, 2, 3],
                          "reshape_hidden_states": False},
@@ -323,12 +336,18 @@ _CASES: dict[str, Callable[[str], Any]] = {
     "Aimv2VisionModel": _of(**SQUARE),
     "Aimv2VisionModel without a head, with biases": _of(**SQUARE, use_head=False, qkv_bias=True, mlp_bias=True),
     "Aimv2Model": _joint(projection_dim=11),
-    **{
-        f"{name}VisionModel": _of(
-            **QWEN, **({"deepstack_visual_indexes": [0, 2]} if name.startswith("Qwen3VL") else {})
-        )
-        for name in QWENS
-    },
+    **dict.fromkeys((name for name, family in MERGED.items() if family.model_type.startswith("qwen3_5")), _of(**QWEN)),
+    **dict.fromkeys(("Qwen3VLVisionModel", "Qwen3VLMoeVisionModel", "Qwen3OmniMoeVisionEncoder"),
+                    _of(**QWEN, deepstack_visual_indexes=[0, 2])),
+    "Qwen2VisionTransformerPretrainedModel": _of(**QWEN2),
+    "Qwen2_5_VisionTransformerPretrainedModel": _of(**WINDOWS),
+    "Qwen2_5OmniVisionEncoder": _of(**WINDOWS),
+    "Exaone4_5_VisionModel": _of(**WINDOWS, num_key_value_heads=1),
+    "Glm4vVisionModel": _of(**GLM4V),
+    "Glm4vMoeVisionModel": _of(**GLM4V, attention_bias=True),
+    "GlmOcrVisionModel": _of(**GLM_OCR),
+    "PaddleOCRVisionModel": _of(**SQUARE, **ROPE),
+    "VideoLlama3VisionModel": _of(**{key: value for key, value in SQUARE.items() if key != "image_size"}, **ROPE),
     "SamVisionModel": _of(**SAM, window_size=3, global_attn_indexes=[5, 1, -1]),  # of 3 blocks
     "SamVisionModel without windows": _of(**SAM, window_size=0, qkv_bias=False),
     "SamVisionModel without positions": _of(**SAM, window_size=2, use_rel_pos=False, use_abs_pos=False),
@@ -339,8 +358,8 @@ _CASES: dict[str, Callable[[str], Any]] = {
                       mask_decoder_config={**MASKS, "vit_dim": 40}),
     "GotOcr2VisionEncoder": _of(**SAM, window_size=3),
     "DeepseekOcr2SamVisionEncoder": _of(**SAM, window_size=3, global_attn_indexes=[0]),
-    "MLCDVisionModel": _of(**SQUARE, rope_parameters={"rope_type": "axial", "rope_theta": 500.0}),
-    "PixtralVisionModel": _of(**SQUARE, rope_parameters={"rope_type": "axial", "rope_theta": 500.0}),
+    "MLCDVisionModel": _of(**SQUARE, **ROPE),
+    "PixtralVisionModel": _of(**SQUARE, **ROPE),
     **COMPOSITES,
 }  # fmt: skip
 CASES: dict[str, Callable[[], Any]] = {
@@ -360,7 +379,8 @@ REPRESENTATIVES = [
     "Sapiens2ForPointmapEstimation",
     "DepthAnythingForDepthEstimation", "SiglipVisionModel, partial patches", "SiglipForImageClassification",
     "Siglip2ForImageClassification", "Siglip2VisionModel", "Aimv2VisionModel", "PixtralVisionModel",
-    "MLCDVisionModel", "Qwen3VLVisionModel", "SamVisionModel",
+    "MLCDVisionModel", "Qwen3VLVisionModel", "SamVisionModel", "Qwen2VisionTransformerPretrainedModel",
+    "Exaone4_5_VisionModel", "Glm4vVisionModel", "GlmOcrVisionModel", "PaddleOCRVisionModel", "VideoLlama3VisionModel",
 ]  # fmt: skip
 
 # Tolerances of classes with a different order of operations; all others differ by 0.0.
@@ -375,7 +395,8 @@ REORDERED = {
     "Sapiens2": "as for Aimv2",
     "Lfm2Vl": "the tower is SigLIP 2's, which resamples positions image by image",
     **dict.fromkeys(("Pixtral", "Mistral3", "LightOnOcr"), "as for Aimv2, which shows in batches"),
-    "Qwen3": "a convolution over frames, patch by patch there, sums in another order",
+    **dict.fromkeys(("Qwen", "Exaone", "Glm"), "a convolution over frames, patch by patch, sums in another order"),
+    **dict.fromkeys(("PaddleOCR", "VideoLlama"), "as for Qwen, and tables are resampled by taps"),
     "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
 }
 # The same for transformers before these releases.
@@ -424,7 +445,7 @@ def size_of(module: Any) -> tuple[int, int]:
         return (math.isqrt(tower.num_position_embeddings) * tower.patch_size,) * 2
     if hasattr(tower, "num_patches"):  # from its grid of positions
         return (math.isqrt(tower.num_patches) * tower.patch_size,) * 2
-    own = tower.image_size
+    own = getattr(tower, "image_size", 84)  # or it has none
     return (own, own) if isinstance(own, int) else tuple(own)
 
 
@@ -469,10 +490,11 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
     """Return the outputs of a model of transformers: tokens after each block, final tokens, and pooled features."""
     name = type(module).__name__
     encoder = tower_of(module)
-    if in_one_row(encoder) and len(pixel_values) > 1:
+    contract = contract_of(encoder)
+    if contract.in_one_row and len(pixel_values) > 1:
         alone = [outputs_of(module, image, **options) for image in pixel_values.split(1)]
         return {stage: torch.cat([one[stage] for one in alone]) for stage in alone[0]}
-    options = {} if in_one_row(encoder) else options
+    options = {} if contract.in_one_row else options
     if name.startswith("ViTMAE"):
         encoder.config.mask_ratio = 0.0
         patches = encoder.embeddings.patch_embeddings.num_patches
@@ -482,26 +504,26 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
     else:
         options |= {"output_hidden_states": True}
         last: list[torch.Tensor] = []
-        blocks = [part for name, part in encoder.named_modules() if name.endswith(f"layers.{LAST}")]
+        blocks = [part for name, part in encoder.named_modules() if name.endswith((f"layers.{LAST}", f"blocks.{LAST}"))]
         hooks = [block.register_forward_hook(lambda *call: last.append(call[-1])) for block in blocks]
-        outputs = encoder(*inputs_for(encoder, pixel_values).values(), **options)
+        inputs = contract.inputs(encoder, pixel_values)
+        outputs = encoder(inputs.pop(next(iter(inputs))), **inputs, **options)
         for hook in hooks:
             hook.remove()
-    other = NOT_OURS.get(type(encoder).__name__)
     stages = {f"block {i}": tokens for i, tokens in enumerate(outputs.hidden_states or ())}
-    if other is not None and outputs.hidden_states[-1] is outputs.get(other):  # in place of the last block's tokens
+    others = [outputs[name] for name in contract.others if outputs.get(name) is not None]
+    if any(stages and one is outputs.hidden_states[-1] for one in others):  # in place of the last block's tokens
         stages[f"block {len(stages) - 1}"] = last[0]
     for stage, key in (
         ("logits", "logits"), ("reconstruction", "reconstruction"), ("tokens", "last_hidden_state"),
         ("pooled", "image_embeds"), ("pooled", "pooler_output"),
     ):  # fmt: skip
-        if outputs.get(key) is not None and key != other:
+        if outputs.get(key) is not None and key not in contract.others:
             stages.setdefault(stage, outputs[key])
-    merges = hasattr(encoder, "spatial_merge_size")
+    shaped = ("logits", "reconstruction", "pooled")
     return {
-        stage: as_rows(encoder, tokens, pixel_values)
-        for stage, tokens in stages.items()
-        if not (merges and stage == "pooled")
+        stage: value if stage in shaped else contract.rows(encoder, value, pixel_values)
+        for stage, value in stages.items()
     }
 
 

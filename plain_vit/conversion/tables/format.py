@@ -329,6 +329,23 @@ class Probes:
     attention: str = "sdpa"
 
 
+@dataclass(frozen=True)
+class Contract:
+    """How a model takes images and returns tokens; the default is pixels (B, C, H, W) and tokens (B, L, D).
+
+    Args:
+        inputs: Returns the arguments of the model for its pixels; the first is passed by its position.
+        rows: Returns tokens of the model as (B, L, D), with the patches in raster order, given its pixels.
+        in_one_row: Whether the tokens of all images of a batch are in one row.
+        others: Stages and outputs that ours do not have, such as what other layers make of the tokens.
+    """
+
+    inputs: Callable[[Any, torch.Tensor], dict[str, torch.Tensor]] = lambda model, pixels: {"pixel_values": pixels}
+    rows: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor] = lambda model, tokens, pixels: tokens
+    in_one_row: bool = False
+    others: tuple[str, ...] = ()
+
+
 class Format(ABC):
     """A source of checkpoints: its tensor names, configuration and module.
 
@@ -410,6 +427,10 @@ class Format(ABC):
     def contains_model(self, module: nn.Module) -> bool:
         """Return whether a live module is of a class known to contain a model together with unrelated parts."""
         return False
+
+    def contract_of(self, module: nn.Module) -> Contract | None:
+        """Return how a model of this source takes images, if not as pixels."""
+        return None
 
     @abstractmethod
     def describe_module(self, module: nn.Module, hints: Hints) -> Description:

@@ -13,6 +13,7 @@ import torch
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import ExportError
+from ....packed_plain_vit import cut_patches
 from ...tables.engine import (
     ADD_FIRST_AXIS,
     ADD_TWO_AXES,
@@ -28,7 +29,7 @@ from ...tables.engine import (
     in_proj_rows,
     split,
 )
-from ...tables.format import Probes, StateDict
+from ...tables.format import Contract, Probes, StateDict
 from ...tables.infer import pair
 
 # Transforms
@@ -86,6 +87,16 @@ FRAMES = each(  # a convolution in three dimensions, of which the first ends aft
     lambda kernel, config: kernel.flatten(1, 2),
     lambda kernel, config: kernel.unflatten(1, (config.num_channels, config.num_frames)),
 )
+
+
+def _split_heads(tensors: Tensors, config: PlainViTConfig) -> Tensors:
+    """Split queries, keys and values, of which the latter two may be shared by several heads of the queries."""
+    heads, head_dim = config.attention_shape
+    shared = config.key_value_heads_of(0) * head_dim
+    return tensors[0].split([heads * head_dim, shared, shared])
+
+
+SPLIT_HEADS = replace(SPLIT_QKV, name="SPLIT_HEADS", to_ours=_split_heads)
 
 # Tensors
 
@@ -336,16 +347,28 @@ PIXTRAL_ROWS = [
     *_gated_rows("transformer.layers.{}.feed_forward"),
 ]
 
-QWEN3_VL_ROWS = [
+QWEN_BLOCK = [
     Row("patch_embed.proj.weight", KERNEL, FRAMES),
     Row("patch_embed.proj.bias", KERNEL.replace("weight", "bias")),
-    Row("pos_embed.weight", TABLE),
     Row("blocks.{}.norm1", f"{LAYER}.layernorm_before"),
-    Row("blocks.{}.attn.qkv", LAYER_QKV, SPLIT_QKV),
+    Row("blocks.{}.attn.qkv", LAYER_QKV, SPLIT_HEADS),
     Row("blocks.{}.attn.proj", f"{LAYER}.attention.o_proj"),
     Row("blocks.{}.norm2", f"{LAYER}.layernorm_after"),
+]
+QWEN2_VL_ROWS = [*QWEN_BLOCK, *_mlp_rows("blocks.{}.mlp")]
+QWEN2_5_VL_ROWS = [*QWEN_BLOCK, *_gated_rows("blocks.{}.mlp")]
+QWEN2_5_OMNI_ROWS = _with_rows(QWEN2_5_VL_ROWS, _attention_rows("blocks.{}.attn", "qkv", "proj"))
+QWEN3_VL_ROWS = [
+    *QWEN_BLOCK,
+    Row("pos_embed.weight", TABLE),
     Row("blocks.{}.mlp.linear_fc1", f"{LAYER}.mlp.fc1"),
     Row("blocks.{}.mlp.linear_fc2", f"{LAYER}.mlp.fc2"),
+]
+GLM_OCR_ROWS = [*QWEN2_5_VL_ROWS, *_qk_norm_rows("blocks.{}.attn"), Row("post_layernorm", "vit.layernorm")]
+GLM4V_ROWS = [
+    *GLM_OCR_ROWS,
+    Row("embeddings.position_embedding.weight", TABLE),
+    Row("post_conv_layernorm", f"{EMBEDDINGS}.patch_embeddings.post_norm"),
 ]
 SAM_ROWS = [
     *_patch_rows("patch_embed.projection"),
@@ -359,7 +382,8 @@ SAM_ROWS = [
     Row("layers.{}.mlp.lin1", f"{LAYER}.mlp.fc1"),
     Row("layers.{}.mlp.lin2", f"{LAYER}.mlp.fc2"),
 ]
-MERGER = "merger.norm.weight"  # of Qwen3-VL, whose patch projection is called as timm's
+# Of Qwen3-VL, of the other Qwens and of GLM, whose patch projections are called as timm's.
+MERGER, QWEN_MERGER, GLM_MERGER = (f"merger.{name}.weight" for name in ("norm", "ln_q", "post_projection_norm"))
 
 # Ends of names of which every file has one, and none of our models: their patch projection may have the same name.
 NOT_OURS = (
@@ -376,6 +400,8 @@ NOT_OURS = (
     "patch_conv.weight",  # Pixtral
     "layers.0.layer_norm1.weight",  # SAM
     MERGER,
+    QWEN_MERGER,
+    GLM_MERGER,
 )
 ON_THE_NORM = ("beit.",)  # prefixes that transformers saves on the last norm only, of a BeitBackbone
 PROBES = (  # ViT's are the same as ours
@@ -385,7 +411,9 @@ PROBES = (  # ViT's are the same as ours
     Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # AIMv2, whose patches are normalised
     Probes("patch_conv", "transformer.layers.{}", None),  # Pixtral
     Probes("patch_embed", "layers.{}", None),  # SAM
-    Probes("patch_embed", "blocks.{}", "merger"),  # Qwen3-VL
+    Probes("post_conv_layernorm", "blocks.{}", "post_layernorm"),  # GLM-4V
+    Probes("patch_embed", "blocks.{}", "post_layernorm"),  # GLM-OCR
+    Probes("patch_embed", "blocks.{}", "merger"),  # Qwen
 )
 # Classes that differ only in the kernel, which a setting selects.
 KERNELS = {
@@ -399,6 +427,81 @@ KERNELS = {
     )
     for kind in ("", "Sdpa")
 }
+
+# Contracts
+
+
+def _cut(model: Any, pixel_values: torch.Tensor) -> torch.Tensor:
+    """Return the patches of images as (B, N, C, rows, columns)."""
+    side = model.config.patch_size
+    return cut_patches(pixel_values, side, side).unflatten(2, (side, side, -1)).permute(0, 1, 4, 2, 3)
+
+
+def _grids(model: Any, pixel_values: torch.Tensor, *frames: int) -> torch.Tensor:
+    """Return the grid of each image, after its number of frames."""
+    height, width = pair(getattr(model.config, "vision_config", model.config).patch_size)
+    grid = [*frames, pixel_values.shape[-2] // height, pixel_values.shape[-1] // width]
+    return torch.tensor([grid] * len(pixel_values), device=pixel_values.device)
+
+
+def _naflex_inputs(model: Any, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    patches = cut_patches(pixel_values, *pair(getattr(model.config, "vision_config", model.config).patch_size))
+    mask = torch.ones(patches.shape[:2], dtype=torch.int32, device=patches.device)
+    shapes = _grids(model, pixel_values)
+    return {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": shapes}
+
+
+def _merge_order(model: Any, pixel_values: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of the patches, counted in raster order, in the order of the squares that merge."""
+    merge = model.spatial_merge_size
+    h, w = _grids(model, pixel_values)[0].tolist()
+    numbers = torch.arange(h * w, device=pixel_values.device).view(h // merge, merge, w // merge, merge)
+    return numbers.transpose(1, 2).flatten()
+
+
+def _merging_inputs(model: Any, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    patches = _cut(model, pixel_values)[:, _merge_order(model, pixel_values)].flatten(0, 1)
+    frames = patches[:, :, None].expand(-1, -1, model.config.temporal_patch_size, -1, -1)
+    return {"hidden_states": frames.flatten(1), "grid_thw": _grids(model, pixel_values, 1)}
+
+
+def _merged_rows(model: Any, tokens: torch.Tensor, pixel_values: torch.Tensor) -> torch.Tensor:
+    return tokens.view(len(pixel_values), -1, tokens.shape[-1])[:, _merge_order(model, pixel_values).argsort()]
+
+
+def _windowed_rows(model: Any, tokens: torch.Tensor, pixel_values: torch.Tensor) -> torch.Tensor:
+    """Return tokens that are in the order of windows, each of whole squares that merge."""
+    merge, side = model.spatial_merge_size, model.window_size // model.spatial_merge_size // model.config.patch_size
+    h, w = (count // merge for count in _grids(model, pixel_values)[0].tolist())
+    squares = torch.arange(h * w, device=tokens.device).view(h, w)
+    order = torch.cat([part.flatten() for rows in squares.split(side) for part in rows.split(side, dim=1)])
+    merged = tokens.unflatten(0, (len(pixel_values), h * w, -1))[:, order.argsort()]
+    return _merged_rows(model, merged.flatten(0, 2), pixel_values)
+
+
+def _raster_inputs(model: Any, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"pixel_values": _cut(model, pixel_values).flatten(0, 1)[None], "grid_thw": _grids(model, pixel_values, 1)}
+
+
+def _unmerged_inputs(model: Any, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    sizes = torch.ones(len(pixel_values), dtype=torch.int64, device=pixel_values.device)
+    return {**_raster_inputs(model, pixel_values), "merge_sizes": sizes}
+
+
+def _raster_rows(model: Any, tokens: torch.Tensor, pixel_values: torch.Tensor) -> torch.Tensor:
+    return tokens.view(len(pixel_values), -1, tokens.shape[-1])
+
+
+PIXELS, NAFLEX = Contract(), Contract(_naflex_inputs)
+IN_ONE_ROW = Contract(in_one_row=True)
+MAPS = Contract(  # before the convolutions of its neck, whose output takes the place of the tokens
+    rows=lambda model, tokens, pixel_values: tokens.flatten(1, -2), others=("last_hidden_state",)
+)
+MERGING = Contract(_merging_inputs, _merged_rows, True, ("final norm", "pooler_output"))
+DOWNSAMPLING = replace(MERGING, others=("last_hidden_state", "pooler_output"))
+RASTER = Contract(_raster_inputs, _raster_rows, True)
+UNMERGED = replace(RASTER, inputs=_unmerged_inputs)
+WINDOWED = replace(MERGING, rows=_windowed_rows, others=("patches", *MERGING.others))  # patches are not in windows yet
 
 # Settings
 
@@ -501,6 +604,7 @@ class Family:
         loader: The class of the whole model and the tower's place in it, if only that reads the tower's files.
         left_out: Settings of layers whose tensors are ignored.
         mark: The name by which an encoder is found, if its patch projection is called as that of another source.
+        contract: How its classes take images and return tokens.
     """
 
     model_type: str
@@ -523,6 +627,7 @@ class Family:
     loader: tuple[str, str] | None = None
     left_out: tuple[str, ...] = ()
     mark: str | None = None
+    contract: Contract = PIXELS
 
     def fields(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of our config that their settings determine."""
@@ -799,18 +904,61 @@ def _check_pixtral(settings: Mapping[str, Any]) -> list[str]:
 
 
 MERGER_SETTINGS = ("deepstack_visual_indexes", "out_hidden_size")
-QWEN3_VL_SETTINGS = {
-    **_alike("hidden_size", "intermediate_size", "hidden_act", "patch_size", "initializer_range"),
+QWEN_ROPE = {"rope_type": "axial", "pairs": "halves"}
+USUAL_GRID = 16  # patches down and across, of towers without a native size
+QWEN_SETTINGS = {
+    **_alike("hidden_size", "hidden_act", "patch_size", "initializer_range"),
     "num_hidden_layers": "depth",
     "num_attention_heads": "num_heads",
     "num_channels": "in_channels",
     "num_frames": "temporal_patch_size",
 }
+QWEN3_VL_SETTINGS = {**QWEN_SETTINGS, "intermediate_size": "intermediate_size"}
+GLM4V_SETTINGS = {
+    **QWEN_SETTINGS,
+    "image_size": "image_size",
+    "intermediate_size": "out_hidden_size",
+    "layer_norm_eps": "rms_norm_eps",
+    "qkv_bias": "attention_bias",
+    "attention_probs_dropout_prob": "attention_dropout",
+}
+
+
+def _read_any_size(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotation of a tower without a native size, and a usual one."""
+    return {**_read_theta(QWEN_ROPE)(settings), "image_size": USUAL_GRID * settings["patch_size"]}
+
+
+def _read_qwen2_vl(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_read_any_size(settings), "intermediate_size": int(settings["embed_dim"] * settings["mlp_ratio"])}
+
+
+def _write_qwen2_vl(config: PlainViTConfig) -> dict[str, Any]:
+    return {**_write_theta(config), "mlp_ratio": config.intermediate_size // config.hidden_size}
+
+
+def _read_qwen2_5_vl(settings: Mapping[str, Any]) -> dict[str, Any]:
+    merge, blocks = settings["spatial_merge_size"], settings["depth"]
+    size = settings["window_size"] // merge // settings["patch_size"] * merge
+    layers = [layer for layer in settings["fullatt_block_indexes"] if 0 <= layer < blocks]
+    windows = {"size": size, "global_layers": layers, "padding": "masked"}
+    shared = settings.get("num_key_value_heads")  # of EXAONE 4.5
+    return {**_read_any_size(settings), "window_attention": windows, "num_key_value_heads": shared}
+
+
+def _write_qwen2_5_vl(config: PlainViTConfig) -> dict[str, Any]:
+    windows, side = config.group("window_attention"), config.patch_shape[0]
+    layers = list(windows["global_layers"])
+    return {**_write_theta(config), "window_size": windows["size"] * side, "fullatt_block_indexes": layers}
+
+
+def _write_exaone(config: PlainViTConfig) -> dict[str, Any]:
+    return {**_write_qwen2_5_vl(config), "num_key_value_heads": config.key_value_heads_of(0)}
 
 
 def _read_qwen3_vl(settings: Mapping[str, Any]) -> dict[str, Any]:
     side = math.isqrt(settings["num_position_embeddings"]) * pair(settings["patch_size"])[0]
-    return {**_read_theta({"rope_type": "axial", "pairs": "halves"})(settings), "image_size": side}
+    return {**_read_theta(QWEN_ROPE)(settings), "image_size": side}
 
 
 def _check_qwen3_vl(settings: Mapping[str, Any]) -> list[str]:
@@ -967,7 +1115,7 @@ JANUS = Family(
     ("mlp_ratio", "projection_dropout", "use_qk_norm", "depth", "projection_dim", "num_image_tokens"),
     _read_janus, _write_janus, only={"use_qk_norm": (False, ", which the class itself cannot compute")},
     equal=[("projection_dropout", "hidden_dropout_rate")], square=True,
-    pools="returns its first patch, normalised twice",
+    pools="returns its first patch, normalised twice", contract=Contract(others=("pooler_output",)),
 )  # fmt: skip
 SIGLIP2 = Family(
     "siglip2_vision_model", SIGLIP_ROWS, (), {ours: theirs for ours, theirs in TOWER_SETTINGS.items()
@@ -975,7 +1123,7 @@ SIGLIP2 = Family(
     {"position_resampling": "bilinear_antialias", "use_class_token": False, "pooling": "mean",
      "patch_projection": "linear"},
     ("vision_use_head", "num_patches"), _read_siglip2, _write_siglip2, check=_check_siglip2, square=True,
-    many_sizes=True,
+    many_sizes=True, contract=NAFLEX,
 )  # fmt: skip
 SAM = Family(
     "sam_vision_model", SAM_ROWS, (),
@@ -983,7 +1131,7 @@ SAM = Family(
     {"use_class_token": False, "pooling": "mean", "final_norm": "none"},
     ("mlp_ratio", "scale", "use_abs_pos", "use_rel_pos", "window_size", "global_attn_indexes", "num_pos_feats",
      "downsample_channels", "output_channels"),
-    _read_sam, _write_sam, square=True, is_bare=False, left_out=("output_channels",),
+    _read_sam, _write_sam, square=True, is_bare=False, left_out=("output_channels",), contract=MAPS,
 )  # fmt: skip
 AIMV2 = Family(
     "aimv2_vision_model", AIMV2_ROWS, (), AIMV2_SETTINGS,
@@ -998,6 +1146,7 @@ PIXTRAL = Family(
      "embedding_norm": True, "use_class_token": False, "pooling": "mean", "position_embedding_type": "none",
      **dict.fromkeys(("patch_bias", "qkv_bias", "attention_output_bias", "mlp_bias"), False)},
     ("rope_parameters", "head_dim"), _read_theta(PIXTRAL_ROPE), _write_theta, check=_check_pixtral, square=True,
+    contract=IN_ONE_ROW,
 )  # fmt: skip
 MLCD = replace(
     CLIP, model_type="mlcd_vision_model", rows=MLCD_ROWS, fixed={**CLIP.fixed, "position_embedding_type": "none"},
@@ -1012,7 +1161,48 @@ QWEN3_VL = Family(
     _read_qwen3_vl,
     lambda config: {**_write_theta(config), "num_position_embeddings": math.prod(config.grid_size)},
     only={"spatial_merge_size": (2, ": expected 2")}, check=_check_qwen3_vl, square=True, is_bare=False,
-    left_out=MERGER_SETTINGS, mark=MERGER,
+    left_out=MERGER_SETTINGS, mark=MERGER, contract=MERGING,
+)  # fmt: skip
+QWEN3_OMNI = replace(QWEN3_VL, model_type="qwen3_omni_moe_vision_encoder", mark=QWEN_MERGER)
+QWEN2_VL = replace(
+    QWEN3_VL, model_type="qwen2_vl_vision", rows=QWEN2_VL_ROWS, settings={**QWEN_SETTINGS, "hidden_size": "embed_dim"},
+    fixed={**QWEN3_VL.fixed, "position_embedding_type": "none", "patch_bias": False},
+    unread=("rope_parameters", "spatial_merge_size", "mlp_ratio", "hidden_size"), read=_read_qwen2_vl,
+    write=_write_qwen2_vl, check=_check_theta, left_out=("hidden_size",), mark=QWEN_MERGER,
+)  # fmt: skip
+QWEN2_5_VL = replace(
+    QWEN2_VL, model_type="qwen2_5_vl_vision", rows=QWEN2_5_VL_ROWS, settings=QWEN3_VL_SETTINGS,
+    fixed={**QWEN2_VL.fixed, "norm_type": "rms_norm", "mlp_type": "swiglu"},
+    unread=("rope_parameters", "spatial_merge_size", "window_size", "fullatt_block_indexes", "out_hidden_size",
+            "tokens_per_second", "num_key_value_heads"),
+    read=_read_qwen2_5_vl, write=_write_qwen2_5_vl, left_out=("out_hidden_size",), contract=WINDOWED,
+)  # fmt: skip
+EXAONE_4_5 = replace(QWEN2_5_VL, model_type="exaone4_5_vision", write=_write_exaone)
+GLM4V = replace(
+    QWEN2_5_VL, model_type="glm4v_vision", rows=GLM4V_ROWS, settings=GLM4V_SETTINGS,
+    fixed={"norm_type": "rms_norm", "mlp_type": "swiglu", "use_class_token": False, "pooling": "mean",
+           "position_resampling": "bicubic", "patch_post_norm": True, "mlp_bias": False,
+           "attention_output_bias": False},
+    unread=("rope_parameters", "spatial_merge_size", "intermediate_size"), read=_read_theta(QWEN_ROPE),
+    write=_write_theta, left_out=("intermediate_size",), mark=GLM_MERGER, contract=DOWNSAMPLING,
+)  # fmt: skip
+GLM_OCR = replace(
+    GLM4V, model_type="glm_ocr_vision", rows=GLM_OCR_ROWS,
+    settings={**GLM4V_SETTINGS, "intermediate_size": "intermediate_size",
+              **dict.fromkeys(("attention_output_bias", "mlp_bias"), "attention_bias")},
+    fixed={**QWEN2_5_VL.fixed, "final_norm": "before_pooling", "patch_bias": True, "qk_norm": "norm"},
+    unread=("rope_parameters", "spatial_merge_size", "out_hidden_size"), left_out=("out_hidden_size",),
+)  # fmt: skip
+PADDLE_OCR_VL = replace(
+    SIGLIP, model_type="paddleocr_vl_vision", fixed={**SIGLIP.fixed, "position_resampling": "bilinear"},
+    unread=("rope_parameters", "spatial_merge_size"), read=_read_theta(QWEN_ROPE), write=_write_theta,
+    check=_check_theta, is_bare=False, contract=RASTER,
+)  # fmt: skip
+VIDEO_LLAMA_3 = replace(
+    PADDLE_OCR_VL, model_type="video_llama_3_vision",
+    settings={ours: theirs for ours, theirs in IDEFICS2.settings.items() if ours != "image_size"},
+    fixed={**SIGLIP.fixed, "position_embedding_type": "none"}, unread=("rope_parameters",), read=_read_any_size,
+    contract=UNMERGED,
 )  # fmt: skip
 
 # Classes
@@ -1158,10 +1348,29 @@ class Architecture:
     ignored: Sequence[tuple[str, str]] = ()
 
 
+SIGLIP_HEAD = ignoring("a head that the model does not read", "*vision_model.head.*", "*packing_position_embedding.*")
 NECK = ignoring("the convolutions after the tower", "*neck.*")
-MERGERS = ignoring("merges tokens for the language model", "merger.*", "deepstack_*")
+MERGERS = ignoring("merges tokens for the language model", "merger.*", "merger_list.*", "deepstack_*",
+                    "downsample.*")  # fmt: skip
 NO_REGISTERS = ignoring("empty where there are no registers", "embeddings.register_tokens", "storage_tokens")
-QWENS = {"Qwen3VL": "qwen3_vl", "Qwen3VLMoe": "qwen3_vl_moe", "Qwen3_5": "qwen3_5", "Qwen3_5Moe": "qwen3_5_moe"}
+# Towers whose tokens merge into fewer before a language model reads them.
+MERGED = {
+    **{
+        f"{name}VisionModel": replace(QWEN3_VL, model_type=f"{model_type}_vision")
+        for name, model_type in (("Qwen3VL", "qwen3_vl"), ("Qwen3VLMoe", "qwen3_vl_moe"), ("Qwen3_5", "qwen3_5"),
+                                 ("Qwen3_5Moe", "qwen3_5_moe"))
+    },
+    "Qwen3OmniMoeVisionEncoder": QWEN3_OMNI,
+    "Qwen2VisionTransformerPretrainedModel": QWEN2_VL,
+    "Qwen2_5_VisionTransformerPretrainedModel": QWEN2_5_VL,
+    "Qwen2_5OmniVisionEncoder": replace(
+        QWEN2_5_VL, model_type="qwen2_5_omni_vision_encoder", rows=QWEN2_5_OMNI_ROWS
+    ),
+    "Exaone4_5_VisionModel": EXAONE_4_5,
+    "Glm4vVisionModel": GLM4V,
+    "Glm4vMoeVisionModel": replace(GLM4V, model_type="glm4v_moe_vision"),
+    "GlmOcrVisionModel": GLM_OCR,
+}  # fmt: skip
 CLS_MEAN = {"pooling": "cls_mean"}
 AS_REGISTER = {"num_register_tokens": 1}  # no head reads the distillation token
 
@@ -1232,10 +1441,9 @@ ARCHITECTURES = {
         replace(SAM, model_type="deepseek_ocr2_sam_vision_model", left_out=("output_channels", "downsample_channels")),
         ignored=ignoring("the convolutions after the tower", "*neck.*", "proj.*"),
     ),
-    **{
-        f"{name}VisionModel": Architecture(replace(QWEN3_VL, model_type=f"{model_type}_vision"), ignored=MERGERS)
-        for name, model_type in QWENS.items()
-    },
+    **{name: Architecture(family, ignored=MERGERS) for name, family in MERGED.items()},
+    "PaddleOCRVisionModel": Architecture(PADDLE_OCR_VL, ignored=SIGLIP_HEAD),
+    "VideoLlama3VisionModel": Architecture(VIDEO_LLAMA_3),
 }
 
 # Names by which an encoder is found; what precedes them is the prefix of the encoder.
@@ -1258,7 +1466,9 @@ CANDIDATES = {
         "CLIPVisionModel", "CLIPVisionModelWithProjection", "Siglip2VisionModel", "SiglipVisionModel",
         "Aimv2VisionModel", "GitVisionModel", "BlipVisionModel", "Blip2VisionModel", "BeitModel", "InternVLVisionModel",
         "Sapiens2Model", "PixtralVisionModel", "Idefics3VisionTransformer", "MLCDVisionModel", "Qwen3VLVisionModel",
-        "SamVisionModel",
+        "SamVisionModel", "Qwen2VisionTransformerPretrainedModel", "Qwen2_5_VisionTransformerPretrainedModel",
+        "Exaone4_5_VisionModel", "Glm4vVisionModel", "GlmOcrVisionModel", "PaddleOCRVisionModel",
+        "VideoLlama3VisionModel",
     ],
 }  # fmt: skip
 

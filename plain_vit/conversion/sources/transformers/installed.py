@@ -13,6 +13,8 @@ COMPLETE = ("'transformers>=5.10.1'",)  # the first release with all the classes
 UNEXPORTED = {
     "Idefics2VisionTransformer": "idefics2", "Kosmos2VisionModel": "kosmos2", "SamVisionEncoder": "sam",
     "SamHQVisionEncoder": "sam_hq", "GotOcr2VisionEncoder": "got_ocr2", "DeepseekOcr2SamVisionEncoder": "deepseek_ocr2",
+    "Qwen2VisionTransformerPretrainedModel": "qwen2_vl", "Qwen2_5OmniVisionEncoder": "qwen2_5_omni",
+    "Qwen3OmniMoeVisionEncoder": "qwen3_omni_moe",
 }  # fmt: skip
 # Classes of code in repositories, which is never run, and those of transformers with the same parameters.
 STAND_INS = {"InternVisionModel": "QianfanOCRVisionModel"}

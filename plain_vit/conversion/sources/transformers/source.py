@@ -36,7 +36,7 @@ from ....errors import (
 from ....image_processing_plain_vit import SourcePreprocessing
 from ...tables.compare_modules import MASKED, class_path, differences, empty_model, lost_fields, meta_device
 from ...tables.engine import Row, ignored_names, revert, sources_of, without_prefix
-from ...tables.format import DROP_HEAD, UNSEEN, Description, Format, Hints, Inference, StateDict
+from ...tables.format import DROP_HEAD, UNSEEN, Contract, Description, Format, Hints, Inference, StateDict
 from ...tables.infer import pair
 from . import bare
 from .families import (
@@ -158,6 +158,12 @@ class TransformersFormat(Format):
             return False
         model_type = getattr(getattr(module, "config", None), "model_type", None)
         return type(module).__name__ in CONTAINERS or _other_type({"model_type": model_type}) is not None
+
+    def contract_of(self, module: nn.Module) -> Contract | None:
+        """Return how a class of transformers takes images."""
+        name = container_of(type(module).__name__).holds
+        is_theirs = type(module).__module__.startswith("transformers.models.") and name in ARCHITECTURES
+        return ARCHITECTURES[name].family.contract if is_theirs else None
 
     def describe_module(self, module: Any, hints: Hints) -> Description:
         """Read the configuration of a live module. It determines everything, so no hints are needed.
@@ -770,6 +776,8 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
     whole = all(pixels % step == 0 for pixels, step in zip(config.image_shape, config.patch_shape, strict=True))
     if whole:
         equal["drop_partial_patches"] = config.drop_partial_patches
+    if config.position_embedding_type == "none" and "image_size" not in family.settings:
+        equal["image_size"] = config.image_size  # no setting and no tensor says it
     reads_class_token = (
         architecture.fields.get("pooling", family.fixed.get("pooling", "cls")) == config.pooling == "cls"
     )
