@@ -21,7 +21,9 @@ LARGEST = {
     "window_attention.size": 2**8,
     "pooling_intermediate_size": 2**20,
     "pooling_num_layers": MOST_LAYERS,
-    **dict.fromkeys(("num_attention_heads", "num_register_tokens", "pooling_num_attention_heads"), 2**16),
+    **dict.fromkeys(
+        ("num_attention_heads", "num_register_tokens", "pooling_num_attention_heads", "pooling_num_tokens"), 2**16
+    ),
     **dict.fromkeys(("num_hidden_layers", "num_branches"), MOST_LAYERS),
     "num_labels": 500_000,
 }
@@ -274,8 +276,8 @@ def conflicts_in_heads(config: Any) -> tuple[tuple[bool, str], ...]:
     return (
         (config.pooling in ("cls", "cls_mean") and not config.use_class_token,
          f'pooling "{config.pooling}" reads the class token: set use_class_token=True, or another pooling'),
-        (config.pooling == "cls_mean" and config.final_norm in ("after_pooling", "both"),
-         'pooling "cls_mean" concatenates two tokens, and no source normalises them together: set '
+        (config.pooling in ("cls_mean", "prefix_joined") and config.final_norm in ("after_pooling", "both"),
+         f'pooling "{config.pooling}" concatenates tokens, and no source normalises them together: set '
          'final_norm="before_pooling" or "none"'),
         (config.use_distillation_token and config.pooling != "cls",
          'a distillation token follows a class token and has its own classifier: set pooling="cls"'),
@@ -289,6 +291,11 @@ def conflicts_in_heads(config: Any) -> tuple[tuple[bool, str], ...]:
          f"pooling \"{config.pooling}\" has no MLP: set pooling_intermediate_size=None"),
         (config.pooling_num_layers is not None and config.pooling != "class_attention",
          f"pooling \"{config.pooling}\" has no blocks: set pooling_num_layers=None"),
+        (config.pooling_num_tokens is not None and not config.pooling.startswith("prefix"),
+         f"pooling \"{config.pooling}\" reads no number of tokens: set pooling_num_tokens=None"),
+        (config.pooling.startswith("prefix") and not 1 <= config.pooling_tokens <= config.num_prefix_tokens,
+         f'pooling "{config.pooling}" reads {config.pooling_tokens} tokens, and {config.num_prefix_tokens} precede the '
+         "patches: set pooling_num_tokens to at most that, or another pooling"),
         ((config.pooling == "class_attention") != (config.attention_type == "talking_heads"),
          'pooling "class_attention" and attention_type "talking_heads" are not combined with others by any source: '
          "set both"),

@@ -282,11 +282,13 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
             "prr" (the class token, or the average, after attention between all tokens without parameters),
             "class_attention" (a class token that reads the patches in blocks of its own: CaiT), "query_block" (a
             learned query that reads the patches as in a block without an MLP: vit-pytorch's NaViT), "query_attention"
-            (the same without the query in the sum: its NaViT of nested tensors) or "none" (every token).
+            (the same without the query in the sum: its NaViT of nested tensors), "prefix_mean" (the mean of the first
+            tokens: Pixio), "prefix_joined" (the first tokens concatenated: RADIO) or "none" (every token).
         pooling_num_attention_heads: Heads of the pooling, for "map", "query" and "prr" (default: those of the blocks).
         pooling_intermediate_size: Width inside the MLP of pooling "map" (default: that of the first layer of the
             blocks' MLP).
         pooling_num_layers: Blocks of pooling "class_attention" (default: 2).
+        pooling_num_tokens: Tokens that pooling "prefix_mean" or "prefix_joined" reads (default: all prefix tokens).
         pool_prefix_tokens: Include class, distillation and register tokens in the pooling, not only the patches.
         representation_size: Width of a dense layer between pooling and classifier (the paper's pre-training head).
         representation_act: Activation of that layer.
@@ -382,11 +384,12 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     final_norm: Literal["before_pooling", "after_pooling", "both", "none"] = "before_pooling"
     pooling: Literal[
         "cls", "mean", "max", "mean_max", "cls_mean", "map", "query", "prr", "class_attention", "query_block",
-        "query_attention", "none",
+        "query_attention", "prefix_mean", "prefix_joined", "none",
     ] = "cls"  # fmt: skip
     pooling_num_attention_heads: int | None = None
     pooling_intermediate_size: int | None = None
     pooling_num_layers: int | None = None
+    pooling_num_tokens: int | None = None
     pool_prefix_tokens: bool = False
     representation_size: int | None = None
     representation_act: str = "tanh"
@@ -727,7 +730,12 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     @property
     def pooled_size(self) -> int:
         """Width of the pooled features."""
-        return self.hidden_size * (2 if self.pooling == "cls_mean" else 1)
+        return self.hidden_size * {"cls_mean": 2, "prefix_joined": self.pooling_tokens}.get(self.pooling, 1)
+
+    @property
+    def pooling_tokens(self) -> int:
+        """Leading tokens that pooling "prefix_mean" or "prefix_joined" reads."""
+        return self.pooling_num_tokens or self.num_prefix_tokens
 
     @property
     def pooling_heads(self) -> int:

@@ -55,6 +55,24 @@ class NoPooler(Pooler):
         return hidden_states
 
 
+class PrefixMeanPooler(Pooler):
+    """Return the mean of the first tokens."""
+
+    def __init__(self, config: PlainViTConfig):
+        super().__init__(config)
+        self.num_tokens_read = config.pooling_tokens
+
+    def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        return hidden_states[:, : self.num_tokens_read].mean(dim=1)
+
+
+class PrefixJoinedPooler(PrefixMeanPooler):
+    """Concatenate the first tokens."""
+
+    def forward(self, hidden_states: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        return hidden_states[:, : self.num_tokens_read].flatten(1)
+
+
 class PatchPooler(Pooler):
     """Base class of the poolers over the patches, or over all tokens with `pool_prefix_tokens`."""
 
@@ -305,6 +323,8 @@ POOLERS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
     "class_attention": ClassAttentionPooler,
     "query_block": QueryBlockPooler,
     "query_attention": QueryAttentionPooler,
+    "prefix_mean": PrefixMeanPooler,
+    "prefix_joined": PrefixJoinedPooler,
     "none": NoPooler,
 }
 

@@ -486,7 +486,8 @@ class PlainViTModel(PlainViTEncoder):
     Without `add_pooling_layer` it has no pooler and returns no `pooler_output`.
 
     Outputs: `last_hidden_state` of shape (B, L, D), after the final norm if it precedes the pooling; `pooler_output` of
-    shape (B, D), (B, 2 D) for pooling "cls_mean", (B, representation_size), or (B, L, D) for pooling "none".
+    shape (B, D), wider for pooling "cls_mean" and "prefix_joined", (B, representation_size), or (B, L, D) for
+    pooling "none".
     The tokens are ordered class, distillation, registers, patches in raster order (registers last with
     `register_tokens_last`). Packed images of many sizes have all tokens in one row: B is 1, except in `pooler_output`.
     """

@@ -77,6 +77,8 @@ VARIATIONS: dict[str, dict[str, Any]] = {
         "window_attention": {"size": 2, "global_layers": (1,), "padding": "masked"}, "rope_parameters": {},
         "position_embedding_type": "none", "use_class_token": False, "pooling": "mean",
     },
+    "prefix_mean": {"pooling": "prefix_mean", "num_register_tokens": 2},
+    "prefix_joined": {"pooling": "prefix_joined", "num_register_tokens": 2, "pooling_num_tokens": 2},
     "post_norm": {"block_type": "post_norm"},
     "parallel": {"block_type": "parallel", "qk_norm": "norm", "layer_scale_init_value": 0.3},
     "branches": {"block_type": "branches", "num_branches": 2, "layer_scale_init_value": 0.3},

@@ -63,6 +63,11 @@ def _of_class_token(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_
     return _spread(hidden_states, slice(0, tokens), 1 / tokens)
 
 
+def _of_prefix(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
+    count = model.config.pooling_tokens
+    return _spread(hidden_states, slice(0, count), 1 / count)
+
+
 def _of_mean(model: PlainViTPreTrainedModel, layout: TokenLayout, hidden_states: torch.Tensor) -> torch.Tensor:
     pooled = _pooled(model, layout)
     return _spread(hidden_states, pooled, 1 / hidden_states[:, pooled].shape[1])
@@ -112,6 +117,7 @@ READOUTS: dict[str, Readout] = {
     "map": _of_probe,
     "query": _of_probe,
     "prr": _of_refinement,
+    **dict.fromkeys(("prefix_mean", "prefix_joined"), _of_prefix),
     "none": _of_mean,
 }
 NOT_READ_OUT = {
