@@ -30,6 +30,7 @@ OUTPUTS = (
     ("features", "last_hidden_state"),
     ("pooled", "image_embeds"),
     ("pooled", "pooler_output"),
+    ("pooled", "summary"),
 )
 
 

@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -536,6 +536,7 @@ def test_a_folder_opens_and_exports_back(case: str, folder: Callable[[str], Path
 # Settings that need not survive: they belong to dropped parts, or are counted again.
 _FREE = {"text_config", "vision_config", "mask_ratio", "norm_pix_loss", "encoder_stride", "pooler_output_size",
          "initializer_factor", "projection_dim", "global_attn_indexes", "fullatt_block_indexes",
+         "num_cls_tokens", "num_registers",  # of RADIO, where only their sum matters
          *(f"decoder_{name}" for name in (
              "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"))}  # fmt: skip
 
@@ -803,6 +804,32 @@ def test_a_processor_of_patches_in_the_order_of_merging_is_left_out(case: str, t
     prepare: Any = given.image_processor
     inputs = prepare(Image.new("RGB", (70, 90)), return_tensors="pt")
     assert given.model(**inputs).last_hidden_state.shape == (1, 16, 40)
+
+
+@pytest.mark.slow
+def test_the_image_processor_normalises_in_place_of_radio_whose_files_lack_layer_scale(tmp_path: Path) -> None:
+    module = tiny_transformers("RadioModel")
+    for name, parameter in module.named_parameters():
+        if "layer_scale" in name:
+            torch.nn.init.ones_(parameter)
+    module.save_pretrained(tmp_path / "radio")
+    size = {"height": 56, "width": 84}
+    theirs = transformers.CLIPImageProcessor(do_normalize=False, size=size, do_center_crop=False)
+    theirs.save_pretrained(tmp_path / "radio")
+    stored = tensors_of(tmp_path / "radio")
+    published = {name: tensor for name, tensor in stored.items() if "layer_scale" not in name}
+    save_file(published, tmp_path / "radio" / "model.safetensors", metadata={"format": "pt"})
+    opened = from_checkpoint(tmp_path / "radio", verify=True)
+    assert opened.model.config.layer_scale_init_value is None
+    image, prepare = Image.new("RGB", (70, 90), (10, 90, 200)), cast(Any, opened.image_processor)
+    with torch.no_grad():
+        expected = module(**theirs(image, return_tensors="pt"))
+        found = opened.model(**prepare(image, return_tensors="pt"))
+    assert difference(found.pooler_output, expected.summary) <= TOLERANCE
+    to_checkpoint(opened.model, tmp_path / "back", format="transformers", layout="RadioModel")
+    back = tensors_of(tmp_path / "back")
+    assert back.keys() == stored.keys()
+    assert all(torch.equal(back[name], stored[name]) for name in stored)
 
 
 @pytest.mark.parametrize("saved_by", [PlainViTImageProcessor, PlainViTImageProcessorPil])

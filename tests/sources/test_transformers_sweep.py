@@ -47,6 +47,7 @@ INTERPOLATED = {"interpolate_pos_encoding": True}
 RESIZED: dict[str, dict[str, Any] | None] = {
     "Dinov2": {}, "DINOv3": {}, "Sapiens2": {}, "InternVL": {}, "DepthAnything": {}, "PromptDepthAnything": {},
     "CHMv2": {}, "DPT": {}, "Qwen": {}, "Glm": {}, "Exaone": {}, "PaddleOCR": {}, "VideoLlama3": {}, "MLCD": {},
+    "Pixio": {}, "Tips": {}, "Radio": {},
     "Pixtral": {}, "Mistral3": {}, "LightOnOcr": {},
     "ViTMAE": None, "Aimv2": None, "Sam": None, "GotOcr2": None, "DeepseekOcr2": {},
     "CLIPModel": None, "MetaClip2Model": None,

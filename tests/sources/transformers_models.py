@@ -110,6 +110,8 @@ def _dpt(**settings: Any) -> Make:
     )
 
 
+RADIO = {**RATIO, "max_img_size": 112, "num_cls_tokens": 3, "num_registers": 2, "norm_mean": (0.1, 0.2, 0.3),
+         "norm_std": (0.4, 0.5, 0.6)}  # fmt: skip
 ROPE = {"rope_parameters": {"rope_type": "axial", "rope_theta": 500.0}}
 MERGING = {"depth": 3, "num_heads": 5, "patch_size": 14, **ROPE}
 QWEN = {**MERGING, "hidden_size": 40, "intermediate_size": 52, "out_hidden_size": 12, "num_position_embeddings": 16}
@@ -159,6 +161,7 @@ COMPOSITES: dict[str, Make] = {
         {"model_type": "siglip2_vision_model", **NAFLEX, "vision_use_head": False}, "lfm2"
     ),
     "ModernVBertModel": _around(HEADLESS, "modernbert"),
+    "Tipsv2Model": _of(vision_config={**RATIO, "num_register_tokens": 2}, text_config=TEXT),
     "FlavaModel": _of(image_config=SQUARE, text_config=BERT, multimodal_config=BERT, projection_dim=8),
     "Kosmos2ForConditionalGeneration": _of(
         vision_config=SQUARE, latent_query_num=2,
@@ -231,6 +234,11 @@ _CASES: dict[str, Callable[[str], Any]] = {
     "Dinov2WithRegistersModel": _of(**RATIO),
     "Dinov2WithRegistersForImageClassification": _of(**RATIO, **LABELS, num_register_tokens=3, use_swiglu_ffn=True),
     "Dinov2WithRegistersBackbone": _of(**RATIO),
+    "PixioModel": _of(**RATIO, mlp_ratio=2, n_cls_tokens=3),
+    "Tipsv2VisionModel": _of(**RATIO, mlp_ratio=1.3, num_register_tokens=2),
+    "Tipsv2VisionModel, SwiGLU": _of(**RATIO, mlp_ratio=3, use_swiglu_ffn=True),
+    "RadioModel": _of(**RADIO, mlp_ratio=1.3),
+    "RadioModel, SwiGLU": _of(**RADIO, use_swiglu_ffn=True, summary_idxs=[0, 1, 2]),
     "FlavaImageModel": _of(**OBLONG),
     "FlavaImageModel without a pooler, no mask token": _of(**OBLONG, add_pooling_layer=False, mask_token=False),
     "DPTModel": _of(**SQUARE, pooler_output_size=30, pooler_act="silu"),
@@ -380,6 +388,7 @@ REPRESENTATIVES = [
     "DepthAnythingForDepthEstimation", "SiglipVisionModel, partial patches", "SiglipForImageClassification",
     "Siglip2ForImageClassification", "Siglip2VisionModel", "Aimv2VisionModel", "PixtralVisionModel",
     "MLCDVisionModel", "Qwen3VLVisionModel", "SamVisionModel", "Qwen2VisionTransformerPretrainedModel",
+    "PixioModel", "Tipsv2VisionModel", "RadioModel",
     "Exaone4_5_VisionModel", "Glm4vVisionModel", "GlmOcrVisionModel", "PaddleOCRVisionModel", "VideoLlama3VisionModel",
 ]  # fmt: skip
 
@@ -397,6 +406,7 @@ REORDERED = {
     **dict.fromkeys(("Pixtral", "Mistral3", "LightOnOcr"), "as for Aimv2, which shows in batches"),
     **dict.fromkeys(("Qwen", "Exaone", "Glm"), "a convolution over frames, patch by patch, sums in another order"),
     **dict.fromkeys(("PaddleOCR", "VideoLlama"), "as for Qwen, and tables are resampled by taps"),
+    "Radio": "patches are projected by a dense layer there; pixels are normalised twice to be compared",
     "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
 }
 # The same for transformers before these releases.
@@ -516,7 +526,7 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
         stages[f"block {len(stages) - 1}"] = last[0]
     for stage, key in (
         ("logits", "logits"), ("reconstruction", "reconstruction"), ("tokens", "last_hidden_state"),
-        ("pooled", "image_embeds"), ("pooled", "pooler_output"),
+        ("pooled", "image_embeds"), ("pooled", "pooler_output"), ("pooled", "summary"),
     ):  # fmt: skip
         if outputs.get(key) is not None and key not in contract.others:
             stages.setdefault(stage, outputs[key])

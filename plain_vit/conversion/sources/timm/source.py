@@ -36,7 +36,7 @@ from .plain.source import IGNORED, VISION_TRANSFORMER
 from .tables import own_parts, parts_of
 
 # Of towers of transformers, whose other names are timm's too.
-MERGERS = {f"merger.{name}.weight" for name in ("norm", "ln_q", "post_projection_norm")}
+OTHERS = {*(f"merger.{name}.weight" for name in ("norm", "ln_q", "post_projection_norm")), "blocks.0.mlp.c_fc.weight"}
 # Datasets that timm identifies by their number of classes.
 IMAGENETS = {
     1000: "imagenet-1k",
@@ -214,7 +214,7 @@ class TimmFormat(NamedFormat):
     def matches_names(self, names: Collection[str]) -> bool:
         """Return whether a state dict has timm's names."""
         has_patches = any(f"{one.projection}.weight" in names for one in CONSTRUCTORS)
-        own = has_patches and any(name.startswith("blocks.0.") for name in names) and MERGERS.isdisjoint(names)
+        own = has_patches and any(name.startswith("blocks.0.") for name in names) and OTHERS.isdisjoint(names)
         return own or originals.layout_of(names) is not None
 
     def names_of_others(self, names: Collection[str]) -> str | None:

@@ -17,6 +17,7 @@ from ....packed_plain_vit import cut_patches
 from ...tables.engine import (
     ADD_FIRST_AXIS,
     ADD_TWO_AXES,
+    DROP_FIRST_AXIS,
     GRID_TABLE,
     KERNEL_TO_PIXELS,
     PIXELS_TO_KERNEL,
@@ -28,6 +29,7 @@ from ...tables.engine import (
     ignoring,
     in_proj_rows,
     split,
+    then,
 )
 from ...tables.format import Contract, Probes, StateDict
 from ...tables.infer import pair
@@ -96,6 +98,16 @@ def _split_heads(tensors: Tensors, config: PlainViTConfig) -> Tensors:
     return tensors[0].split([heads * head_dim, shared, shared])
 
 
+SPLIT_CLASS_TOKENS = Transform(  # the class token, and further ones as registers
+    "SPLIT_CLASS_TOKENS",
+    lambda tensors, config: [tensors[0][:, :1], tensors[0][:, 1:]],
+    lambda tensors, config: [torch.cat(list(tensors), dim=1)],
+)
+CHANNELS_FIRST = each(  # a dense layer on the pixels of a patch in the order channel, row, column
+    "CHANNELS_FIRST",
+    lambda weight, config: weight.unflatten(1, (config.num_channels, *config.patch_shape)),
+    lambda kernel, config: kernel.flatten(1),
+)
 SPLIT_HEADS = replace(SPLIT_QKV, name="SPLIT_HEADS", to_ours=_split_heads)
 
 # Tensors
@@ -173,12 +185,20 @@ VIT_ON_DISK = [  # names in files
     Row("encoder.layer.{}.output.dense", f"{LAYER}.mlp.fc2"),
 ]
 VIT_4_ROWS = _with_rows(VIT_ROWS, VIT_ON_DISK)  # names of 4.x in modules too
+CLASS_TOKENS = (f"{EMBEDDINGS}.cls_token", f"{EMBEDDINGS}.register_tokens")
+PIXIO_ROWS = _with_rows(VIT_ROWS, [Row("embeddings.cls_token", CLASS_TOKENS, SPLIT_CLASS_TOKENS)])
+PIXIO_ON_DISK = [
+    Row("encoder.layer.{}.norm1", f"{LAYER}.layernorm_before"),
+    Row("encoder.layer.{}.norm2", f"{LAYER}.layernorm_after"),
+    *(row for row in VIT_ON_DISK if "layernorm" not in row.sources[0]),
+]
 DEIT_ROWS = [  # without a head that reads it, the distillation token is a register
     *VIT_ROWS,
     Row("embeddings.distillation_token", f"{EMBEDDINGS}.distillation_token"),
     Row("embeddings.distillation_token", f"{EMBEDDINGS}.register_tokens"),
 ]
 GATED = (f"{LAYER}.mlp.gate", f"{LAYER}.mlp.fc1")
+LAYER_QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
 DINOV2_BLOCK = [
     *PATCHES_AND_TOKENS,
     Row("embeddings.mask_token", f"{EMBEDDINGS}.mask_token", ADD_FIRST_AXIS),
@@ -198,6 +218,48 @@ DINOV2_SWIGLU_ON_DISK = [
     Row("encoder.layer.{}.mlp.weights_out", f"{LAYER}.mlp.fc2"),
 ]
 DINOV2_MLPS = {"mlp": (_mlp_rows("encoder.layer.{}.mlp"), ()), "swiglu": (DINOV2_SWIGLU, DINOV2_SWIGLU_ON_DISK)}
+TIPS_ON_DISK = [
+    *_patch_rows("patch_embed.proj"),
+    Row("cls_token", f"{EMBEDDINGS}.cls_token"),
+    Row("mask_token", f"{EMBEDDINGS}.mask_token", ADD_FIRST_AXIS),
+    Row(("pos_embed", "register_tokens"), (TABLE, f"{EMBEDDINGS}.register_tokens"), POSITIONS_AND_REGISTERS),
+    Row("blocks.{}.norm1", f"{LAYER}.layernorm_before"),
+    Row("blocks.{}.attn.qkv", LAYER_QKV, SPLIT_QKV),
+    Row("blocks.{}.attn.proj", f"{LAYER}.attention.o_proj"),
+    Row("blocks.{}.ls1.gamma", f"{LAYER}.layer_scale1.weight"),
+    Row("blocks.{}.norm2", f"{LAYER}.layernorm_after"),
+    Row("blocks.{}.ls2.gamma", f"{LAYER}.layer_scale2.weight"),
+    *_renamed(NORMS, "layernorm", "norm"),
+]
+TIPS_MLP_ON_DISK = [Row("blocks.{}.mlp.c_fc", f"{LAYER}.mlp.fc1"), Row("blocks.{}.mlp.c_proj", f"{LAYER}.mlp.fc2")]
+TIPS_SWIGLU_ON_DISK = [
+    Row("blocks.{}.mlp.w12", GATED, SPLIT_GATE),
+    Row("blocks.{}.mlp.w3", f"{LAYER}.mlp.fc2"),
+]
+TIPS_MARK = "blocks.0.mlp.c_fc.weight"
+RADIO_BLOCK = [
+    *(row for row in DINOV2_BLOCK if ".layer." in row.sources[0] and "attention" not in row.sources[0]),
+    Row("encoder.layer.{}.attn.qkv", LAYER_QKV, SPLIT_QKV),
+    Row("encoder.layer.{}.attn.proj", f"{LAYER}.attention.o_proj"),
+]
+RADIO_ON_DISK = [
+    Row("radio_model.model.patch_generator.embedder.weight", KERNEL, CHANNELS_FIRST),
+    Row("radio_model.model.patch_generator.pos_embed", TABLE, DROP_FIRST_AXIS),
+    Row("radio_model.model.patch_generator.cls_token.token", CLASS_TOKENS, then(ADD_FIRST_AXIS, SPLIT_CLASS_TOKENS)),
+    *_renamed(RADIO_BLOCK, "encoder.layer", "radio_model.model.blocks"),
+]
+RADIO_MLPS = {
+    name: (rows, _renamed(rows, "encoder.layer", "radio_model.model.blocks"))
+    for name, rows in (("mlp", DINOV2_MLPS["mlp"][0]), ("swiglu", [
+        Row("encoder.layer.{}.mlp.gate_proj", GATED[0]), Row("encoder.layer.{}.mlp.up_proj", GATED[1]),
+        Row("encoder.layer.{}.mlp.down_proj", f"{LAYER}.mlp.fc2")]))
+}  # fmt: skip
+RADIO_ROWS = [
+    Row("embeddings.patch_projection.weight", KERNEL, CHANNELS_FIRST),
+    Row("embeddings.position_embedding", TABLE, DROP_FIRST_AXIS),
+    Row("embeddings.cls_register_token", CLASS_TOKENS, then(ADD_FIRST_AXIS, SPLIT_CLASS_TOKENS)),
+    *(row for row in DINOV2_BLOCK if ".layer." in row.sources[0]),
+]
 DINOV3_ROWS = [
     *_patch_rows("embeddings.patch_embeddings"),
     Row("embeddings.cls_token", f"{EMBEDDINGS}.cls_token"),
@@ -269,7 +331,6 @@ MLCD_ROWS = [
 ]
 OWLVIT_ROWS = [replace(row, source="pre_layernorm") if row.source == "pre_layrnorm" else row for row in CLIP_ROWS]
 GIT_ROWS = [replace(row, ours="vit.layernorm") if row.source == "post_layernorm" else row for row in CLIP_ROWS]
-LAYER_QKV = tuple(f"{LAYER}.attention.{name}_proj" for name in "qkv")
 BLIP_ROWS = [
     *_patch_rows("embeddings.patch_embedding"),
     Row("embeddings.class_embedding", f"{EMBEDDINGS}.cls_token"),
@@ -398,6 +459,9 @@ NOT_OURS = (
     "embeddings.class_embedding",  # Qianfan-OCR without positions
     ".attn.wq.weight",  # Sapiens2
     "patch_conv.weight",  # Pixtral
+    TIPS_MARK,
+    "patch_generator.embedder.weight",  # RADIO
+    "cls_register_token",
     "layers.0.layer_norm1.weight",  # SAM
     MERGER,
     QWEN_MERGER,
@@ -409,6 +473,7 @@ PROBES = (  # ViT's are the same as ours
     Probes("embeddings.patch_embeddings", "model.layer.{}", "norm"),  # DINOv3
     Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # CLIP and SigLIP
     Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # AIMv2, whose patches are normalised
+    Probes("embeddings.patch_projection", "encoder.layer.{}", None),  # RADIO
     Probes("patch_conv", "transformer.layers.{}", None),  # Pixtral
     Probes("patch_embed", "layers.{}", None),  # SAM
     Probes("post_conv_layernorm", "blocks.{}", "post_layernorm"),  # GLM-4V
@@ -492,6 +557,13 @@ def _raster_rows(model: Any, tokens: torch.Tensor, pixel_values: torch.Tensor) -
     return tokens.view(len(pixel_values), -1, tokens.shape[-1])
 
 
+def _raw_inputs(model: Any, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return pixels that the model itself normalises."""
+    norm = model.input_conditioner
+    return {"pixel_values": pixel_values * norm.norm_std.to(pixel_values) + norm.norm_mean.to(pixel_values)}
+
+
+NORMALISING = Contract(_raw_inputs)
 PIXELS, NAFLEX = Contract(), Contract(_naflex_inputs)
 IN_ONE_ROW = Contract(in_one_row=True)
 MAPS = Contract(  # before the convolutions of its neck, whose output takes the place of the tokens
@@ -602,7 +674,8 @@ class Family:
         pools: What a class without a head does instead of the pooling that is usual for the family, for the report.
         drop_path_rises: Whether `drop_path_rate` is of the last block, as ours is, and not of every block.
         loader: The class of the whole model and the tower's place in it, if only that reads the tower's files.
-        left_out: Settings of layers whose tensors are ignored.
+        left_out: Settings of layers whose tensors are ignored, and others that nothing reads.
+        normalises: Whether its classes normalise pixels themselves, as the settings of our config say.
         mark: The name by which an encoder is found, if its patch projection is called as that of another source.
         contract: How its classes take images and return tokens.
     """
@@ -626,6 +699,7 @@ class Family:
     drop_path_rises: bool = False
     loader: tuple[str, str] | None = None
     left_out: tuple[str, ...] = ()
+    normalises: bool = False
     mark: str | None = None
     contract: Contract = PIXELS
 
@@ -656,7 +730,7 @@ class Family:
         rows, changed = [*self.rows, *mlp], [*self.on_disk, *mlp_on_disk] if on_disk else []
         if self.many_sizes != (config.patch_projection == "linear"):  # one of the two projections is dense
             kernel = PIXELS_TO_KERNEL if self.many_sizes else KERNEL_TO_PIXELS
-            rows = [replace(row, transform=kernel) if row.ours == KERNEL else row for row in rows]
+            rows = [replace(row, transform=then(row.transform, kernel)) if row.ours == KERNEL else row for row in rows]
         return _with_rows(rows, changed)
 
 
@@ -704,6 +778,53 @@ def _write_dinov2(config: PlainViTConfig) -> dict[str, Any]:
         if config.embedding_dropout_prob is None
         else config.embedding_dropout_prob,
     }
+
+
+def _write_any_ratio(config: PlainViTConfig) -> dict[str, Any]:
+    """Return the settings of DINOv2 where the ratio of a plain MLP may be any number."""
+    whole, ratio = _write_dinov2(config), config.intermediate_size / config.hidden_size
+    return whole if config.mlp_type == "swiglu" else {**whole, "mlp_ratio": int(ratio) if ratio % 1 == 0 else ratio}
+
+
+def _read_pixio(settings: Mapping[str, Any]) -> dict[str, Any]:
+    width = int(settings["hidden_size"] * settings["mlp_ratio"])
+    return {
+        **_read_head_dim(settings), "intermediate_size": width, "num_register_tokens": settings["n_cls_tokens"] - 1
+    }  # fmt: skip
+
+
+def _write_pixio(config: PlainViTConfig) -> dict[str, Any]:
+    ratio, tokens = config.intermediate_size // config.hidden_size, config.num_prefix_tokens
+    return {**_write_head_dim(config), "mlp_ratio": ratio, "n_cls_tokens": tokens}
+
+
+def _read_radio(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **_read_dinov2(settings),
+        "num_register_tokens": settings["num_cls_tokens"] + settings["num_registers"] - 1,
+        "pooling_num_tokens": len(settings["summary_idxs"]),
+        "image_mean": settings["norm_mean"],
+        "image_std": settings["norm_std"],
+    }
+
+
+def _write_radio(config: PlainViTConfig) -> dict[str, Any]:
+    pooled = config.pooling_tokens
+    mean, std = (_per_channel(value, config) for value in (config.image_mean, config.image_std))
+    return {
+        **_write_any_ratio(config), "mlp_ratio": float(_write_any_ratio(config)["mlp_ratio"]),
+        "num_cls_tokens": pooled, "num_registers": config.num_prefix_tokens - pooled,
+        "summary_idxs": list(range(pooled)), "norm_mean": mean, "norm_std": std,
+    }  # fmt: skip
+
+
+def _per_channel(value: Any, config: PlainViTConfig) -> list[float]:
+    return [value] * config.num_channels if isinstance(value, int | float) else list(value)
+
+
+def _check_radio(settings: Mapping[str, Any]) -> list[str]:
+    chosen = settings["summary_idxs"]
+    return [] if chosen == [*range(len(chosen))] else [f"summary_idxs={chosen}: expected the first tokens, in order"]
 
 
 def _read_dinov3(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -1008,6 +1129,31 @@ DINOV2_WITH_REGISTERS = replace(
     settings={**DINOV2_SETTINGS, **_alike("num_register_tokens")},
     fixed={"position_resampling": "bicubic_antialias"}, unread=DINO, write=_write_dinov2,
 )  # fmt: skip
+TIPS_V2 = replace(
+    DINOV2_WITH_REGISTERS, model_type="tipsv2_vision_model", on_disk=TIPS_ON_DISK,
+    fixed={"position_resampling": "bilinear_antialias"}, write=_write_any_ratio, mark=TIPS_MARK,
+    is_bare=False,
+    mlps={"mlp": (DINOV2_MLPS["mlp"][0], TIPS_MLP_ON_DISK), "swiglu": (DINOV2_SWIGLU, TIPS_SWIGLU_ON_DISK)},
+)  # fmt: skip
+RADIO = Family(
+    "radio", RADIO_ROWS, RADIO_ON_DISK,
+    {**{ours: theirs for ours, theirs in DINOV2_SETTINGS.items()
+        if theirs not in (*BACKBONE.values(), "hidden_dropout_prob")}, "image_size": "max_img_size"},
+    {"position_resampling": "bilinear", "position_resampling_to_square": True, "position_embedding_on_prefix": False,
+     "patch_bias": False, "final_norm": "none", "pooling": "prefix_joined"},
+    ("mlp_ratio", "use_swiglu_ffn", "image_size", "num_cls_tokens", "num_registers", "summary_idxs", "norm_mean",
+     "norm_std", "patch_dim", "video_patch_dim", "video_temporal_patch_size", "hidden_dropout_prob"),
+    _read_radio, _write_radio, check=_check_radio, square=True, is_bare=False,
+    mlps=RADIO_MLPS, left_out=("video_temporal_patch_size", "video_patch_dim", "image_size"), normalises=True,
+    contract=NORMALISING,
+)  # fmt: skip
+PIXIO = replace(
+    VIT, model_type="pixio", rows=PIXIO_ROWS, on_disk=PIXIO_ON_DISK,
+    settings={**{name: name for name in VIT_SETTINGS if name != "intermediate_size"}, **_alike("drop_path_rate"),
+              **BACKBONE},
+    fixed={**VIT.fixed, "pooling": "prefix_mean"}, unread=(*STAGES, "mlp_ratio", "n_cls_tokens"),
+    read=_read_pixio, write=_write_pixio, square=True, is_bare=False,
+)  # fmt: skip
 FLAVA = replace(
     VIT, model_type="flava_image_model", rows=VIT_4_ROWS, on_disk=(),
     settings={**VIT_SETTINGS, "use_mask_token": "mask_token"}, unread=("vocab_size",),
@@ -1287,6 +1433,18 @@ def _pooling(pooling: str, name: str, setting: str) -> Head:
     )
 
 
+def _read_radio_tensors(tensors: StateDict, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whether there are LayerScales, and the mean and deviation in the tensors, if not those of the settings."""
+    fields: dict[str, Any] = {}
+    if not any("layer_scale1" in name for name in tensors):
+        fields["layer_scale_init_value"] = None  # multiplies by 1, and published files lack it
+    for ours, setting in (("image_mean", "norm_mean"), ("image_std", "norm_std")):
+        for tensor in (tensors[name] for name in tensors if name.endswith(f"input_conditioner.{setting}")):
+            if not tensor.is_meta and tensor.flatten().tolist() != torch.tensor(settings[setting]).tolist():
+                fields[ours] = tensor.flatten().tolist()
+    return fields
+
+
 LINEAR = {"representation_act": "linear", "representation_bias": False}
 NO_HEAD = Head()
 CLASSIFIER = Head([Row("classifier", "classifier")])
@@ -1319,6 +1477,10 @@ BEIT_POOLER = Head(
 BEIT_CLASSIFIER = replace(CLASSIFIER, read=_read_beit_pooler)
 WITH_MASK_TOKEN = Head(any_value=_mask_token)
 CLASSIFIER_WITH_MASK_TOKEN = replace(CLASSIFIER, any_value=_mask_token)
+RADIO_TENSORS = Head(
+    read=_read_radio_tensors,
+    any_value=lambda config: {"layer_scale_init_value": None} if config.layer_scale_init_value is None else {},
+)
 INTERN_POOLING = Head(any_value=_any_intern_pooling)
 ATTENTION_POOLING = _pooling("map", "head.probe", "vision_use_head")
 QUERY_POOLING = _pooling("query", "head.cls_token", "use_head")
@@ -1348,6 +1510,11 @@ class Architecture:
     ignored: Sequence[tuple[str, str]] = ()
 
 
+NORMALISATION = (
+    *ignoring("the image processor normalises pixels instead", "*input_conditioner.*"),
+    *ignoring("numbers of the pooled tokens, which the config has", "*summary_idxs"),
+    *ignoring("projects videos", "*video_embedder.*", "*video_patch_projection.*"),
+)
 SIGLIP_HEAD = ignoring("a head that the model does not read", "*vision_model.head.*", "*packing_position_embedding.*")
 NECK = ignoring("the convolutions after the tower", "*neck.*")
 MERGERS = ignoring("merges tokens for the language model", "merger.*", "merger_list.*", "deepstack_*",
@@ -1395,6 +1562,9 @@ ARCHITECTURES = {
     "Dinov2WithRegistersForImageClassification": Architecture(
         DINOV2_WITH_REGISTERS, CLASSIFIER_WITH_MASK_TOKEN, CLS_MEAN
     ),
+    "Tipsv2VisionModel": Architecture(TIPS_V2, WITH_MASK_TOKEN),
+    "RadioModel": Architecture(RADIO, RADIO_TENSORS, ignored=NORMALISATION),
+    "PixioModel": Architecture(PIXIO),
     "FlavaImageModel": Architecture(FLAVA, FLAVA_POOLER),
     "DPTModel": Architecture(DPT, DPT_POOLER),
     "BeitModel": Architecture(BEIT, BEIT_POOLER),
@@ -1468,7 +1638,7 @@ CANDIDATES = {
         "Sapiens2Model", "PixtralVisionModel", "Idefics3VisionTransformer", "MLCDVisionModel", "Qwen3VLVisionModel",
         "SamVisionModel", "Qwen2VisionTransformerPretrainedModel", "Qwen2_5_VisionTransformerPretrainedModel",
         "Exaone4_5_VisionModel", "Glm4vVisionModel", "GlmOcrVisionModel", "PaddleOCRVisionModel",
-        "VideoLlama3VisionModel",
+        "VideoLlama3VisionModel", "PixioModel", "Tipsv2VisionModel", "RadioModel",
     ],
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -74,6 +74,7 @@ SILENT_ATTRIBUTES = {
 }  # fmt: skip
 # Attention implementations that differ only in the order of operations.
 ATTENTIONS = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
+NORMALISING = {one.family.model_type for one in ARCHITECTURES.values() if one.family.normalises}
 SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
 # `model_type` of the models that open. timm's wrapper is read by the timm source.
 MODEL_TYPES = [*dict.fromkeys(one.family.model_type for one in ARCHITECTURES.values()), *COMPOSITES, "timm_wrapper"]
@@ -141,9 +142,10 @@ class TransformersFormat(Format):
         return {prefix: fitting[0] for prefix, fitting in found.items()}
 
     def unread(self, tensors: StateDict) -> dict[str, str]:
-        """Return mask tokens outside the embeddings; inside the embeddings they are kept."""
+        """Return mask tokens outside the embeddings; those inside are kept, and DINOv2's and TIPS's, with two axes."""
         found = super().unread(tensors)
-        return {name: reason for name, reason in found.items() if not name.endswith("embeddings.mask_token")}
+        outside = {name: reason for name, reason in found.items() if not name.endswith("embeddings.mask_token")}
+        return {name: reason for name, reason in outside.items() if name != "mask_token" or tensors[name].ndim != 2}
 
     def matches_module(self, module: nn.Module) -> bool:
         """Return whether a live module is an instance of one of the classes."""
@@ -284,10 +286,15 @@ class TransformersFormat(Format):
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
         """Return transformers' own processor as described by `preprocessor_config.json`, or else a default."""
+        mean, std = cast(Any, (config.image_mean, config.image_std))
+        if normalises := settings.get("model_type") in NORMALISING:  # as the classes themselves do
+            hints = replace(hints, image_mean=hints.image_mean or mean, image_std=hints.image_std or std)
         default = super().image_processor(config, settings, preprocessor, hints)
         if not preprocessor:
             return default
-        processor = processor_from_transformers(preprocessor, settings)
+        processor: Any = processor_from_transformers(preprocessor, settings)
+        if normalises:
+            processor.do_normalize, processor.image_mean, processor.image_std = True, [*mean], [*std]
         if _other_type(settings) is None and "image_grid_thw" not in processor.model_input_names:
             return processor, ()
         whole, notes = uncut(processor)
@@ -437,7 +444,7 @@ def _towers_in(config: PreTrainedConfig) -> list[dict[str, Any]]:
 
 def _prefixes(names: Collection[str]) -> set[str]:
     """Return the prefixes of all encoders."""
-    return {name.removesuffix(end) for name in names for end in PATCHES if name.endswith(end)}
+    return {name.removesuffix(end) for name in names for end in PATCHES if f".{name}".endswith(f".{end}")}
 
 
 def _prefix(names: Collection[str]) -> str | None:
@@ -623,7 +630,7 @@ def _read_head(
     """Return the fields that the tensors after the encoder determine, and unsupported settings of the class."""
     fields: dict[str, Any] = {"num_labels": 0}
     faults = []
-    if "embeddings.mask_token" in tensors:
+    if not {"embeddings.mask_token", "mask_token"}.isdisjoint(tensors):
         fields["use_mask_token"] = True
     for name in ("classifier.weight", "cls_classifier.weight"):
         if name in tensors:
@@ -743,15 +750,17 @@ def _unread_tensors(name: str, config: PlainViTConfig, like: torch.Tensor) -> di
     """Return the initial values of the tensors that a class always has but the outputs of this model do not depend on.
 
     They are a mask token or register tokens that this model lacks, a norm that the logits do not depend on, and layers
-    that merge the tokens for a language model.
+    that merge the tokens for a language model; in each block, a LayerScale that this model lacks.
     """
     stock, options = _recipe(config, name)
-    setattr(_tower_config(stock), _architecture(name).family.settings["num_hidden_layers"], 0)
+    blocks = range(config.num_hidden_layers)
+    setattr(_tower_config(stock), _architecture(name).family.settings["num_hidden_layers"], len(blocks[:1]))
     with torch.random.fork_rng(devices=[]):
         fresh = class_named(name)(stock, **options).state_dict()
+    fresh |= {one.replace(".0.", f".{i}."): fresh[one] for one in fresh if "layer_scale" in one for i in blocks}
     made = sources_of(TRANSFORMERS.rows(config, name), empty_model(config).state_dict())
     read = {source for sources in made.values() for source in sources}
-    return {one: fresh[one].to(like) for one in fresh if one not in read}
+    return {one: fresh[one].clone().to(like) for one in fresh if one not in read}
 
 
 def _loaded_whole(stock: PreTrainedConfig, tensors: StateDict, name: str, tower: str) -> StateDict:
