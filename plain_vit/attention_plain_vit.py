@@ -145,6 +145,8 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, shared, bias=config.qkv_bias)
         self.q_norm = QK_NORMS[config.qk_norm](config, width)
         self.k_norm = QK_NORMS[config.qk_norm](config, width)
+        gainless = nn.RMSNorm(head_dim, eps=config.layer_norm_eps, elementwise_affine=False)
+        self.v_norm = gainless if config.value_norm else None
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None = None,
@@ -193,11 +195,12 @@ class PlainViTAttention(Attention):
         query, key, value = self.project(hidden_states, places)
         query = optional(self.q_norm, query).transpose(1, 2)
         key = optional(self.k_norm, key).transpose(1, 2)  # B heads L d
+        value = optional(self.v_norm, value).transpose(1, 2)
         if places.rotation is not None:
             query, key = places.rotation.rotate(query), places.rotation.rotate(key)
         if self.relative_position_bias is not None:
             bias = self.relative_position_bias(places.distances, query, self.scaling)
-        attended, weights = self.attend(query, key, value.transpose(1, 2), bias, places, **kwargs)
+        attended, weights = self.attend(query, key, value, bias, places, **kwargs)
         attended = self.o_proj(optional(self.norm, attended.flatten(2)))
         return optional(self.dropout, attended), weights
 

@@ -22,7 +22,14 @@ LARGEST = {
     "pooling_intermediate_size": 2**20,
     "pooling_num_layers": MOST_LAYERS,
     **dict.fromkeys(
-        ("num_attention_heads", "num_register_tokens", "pooling_num_attention_heads", "pooling_num_tokens"), 2**16
+        (
+            "num_attention_heads",
+            "num_register_tokens",
+            "pooling_num_attention_heads",
+            "pooling_num_tokens",
+            "position_table_length",
+        ),
+        2**16,
     ),
     **dict.fromkeys(("num_hidden_layers", "num_branches"), MOST_LAYERS),
     "num_labels": 500_000,
@@ -170,6 +177,13 @@ def conflicts_in_positions(config: Any) -> tuple[tuple[bool, str], ...]:
         (config.position_resampling_to_square and (config.position_resampling == "truncate"
          or config.position_embedding_type not in ("learned", "learned_2d", "factorized")),
          "position_resampling_to_square resamples a table of positions: set it to False"),
+        (config.position_table_length is not None and (config.position_embedding_type != "factorized"
+         or config.position_resampling != "truncate"),
+         'position_table_length is of tables that are not resampled: set position_embedding_type="factorized" and '
+         'position_resampling="truncate", or position_table_length=None'),
+        (max(config.grid_size) > max(config.position_table_shape),
+         f"position_table_length {config.position_table_length} is less than the native grid {config.grid_size}: set a "
+         "smaller image_size"),
         (config.position_embedding_type == "sincos_2d" and config.position_resampling == "truncate",
          "sincos_2d is computed for every grid and has no table to truncate: set another position_resampling"),
         (config.position_resampling == "bucketed"
@@ -247,6 +261,11 @@ def conflicts_in_blocks(config: Any) -> tuple[tuple[bool, str], ...]:
          f'num_branches {config.num_branches} needs block_type="branches"'),
         (config.block_type == "parallel" and (config.attention_inner_norm or config.mlp_inner_norm),
          "parallel blocks have no norms inside attention or MLP in any source"),
+        (config.block_type == "sandwich" and config.layer_scale_init_value is not None,
+         'blocks of type "sandwich" have no LayerScale in any source: set layer_scale_init_value=None'),
+        (config.value_norm and (config.attention_type != "self" or config.pooling.startswith("query_")),
+         'values are normalised in plain attention alone: set attention_type="self" and another pooling, or '
+         "value_norm=False"),
         (config.attention_type == "differential" and head_dim % 2 != 0,
          f"differential attention halves each head: head_dim must be even, not {head_dim}"),
         (config.attention_type == "differential" and config.qk_norm not in (None, "norm"),

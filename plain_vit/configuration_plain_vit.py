@@ -243,6 +243,8 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         position_embedding_type: "learned" (a table), "learned_2d" (a table of rows and one of columns, half of the
             channels each: appendix D.4), "factorized" (the same with all channels, added: NaViT), "sincos_2d" (Beyer et
             al. 2022, computed) or "none".
+        position_table_length: Rows of each of the "factorized" tables, of which an image uses the first (Gemma 4;
+            default: those of the native grid).
         position_embedding_on_prefix: Also add position embeddings to the tokens before the patches.
         position_resampling: How the table is resampled to another grid. "truncate" uses the first rows in raster order,
             or the first of each of the "factorized" tables; "bucketed" the row of the place where a patch begins,
@@ -252,8 +254,9 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         rope_parameters: Rotation of queries and keys by the place of their patch: see `RopeParameters`.
         relative_position_bias: Bias on the attention scores by the distance of two tokens: see `RelativePositionBias`.
         window_attention: Attention within windows, in some of the blocks or in all: see `WindowAttention`.
-        block_type: "sequential" (pre-norm), "post_norm" (the norm ends each residual branch), "parallel" (attention and
-            MLP in parallel after one norm: ViT-22B) or "branches" (several attentions, then several MLPs, summed).
+        block_type: "sequential" (pre-norm), "post_norm" (the norm ends each residual branch), "sandwich" (a norm begins
+            and another ends each residual branch: Gemma 4), "parallel" (attention and MLP in parallel after one norm:
+            ViT-22B) or "branches" (several attentions, then several MLPs, summed).
         num_branches: Number of attentions and of MLPs in a block of type "branches".
         norm_type: "layer_norm" or "rms_norm", everywhere; or "layer_norm_without_bias", with a bias beside the patch
             projection alone (vit-pytorch's NaViT of nested tensors).
@@ -267,6 +270,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
         key_bias: Give the key projection one too (EVA, BEiT and DINOv3 do not).
         qk_norm: None, "norm" (`norm_type` over `head_dim`), "rms_per_head" (L2-normalised, one gain per head)
             or "rms_all_heads" (one RMS norm over the concatenated heads: InternViT-6B).
+        value_norm: Divide the values of each head by their root mean square (Gemma 4).
         attention_inner_norm: Normalise the concatenated heads before the output projection (BEiT-3).
         attention_output_projection: Project the concatenated heads.
         attention_output_bias: Give that projection a bias.
@@ -352,6 +356,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     patch_post_norm: bool = False
     embedding_norm: bool = False
     position_embedding_type: Literal["learned", "learned_2d", "factorized", "sincos_2d", "none"] = "learned"
+    position_table_length: int | None = None
     position_embedding_on_prefix: bool = True
     position_resampling: Literal[
         "bicubic", "bicubic_antialias", "bicubic_align_corners",
@@ -362,7 +367,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     relative_position_bias: dict[str, Any] | None = None
     window_attention: dict[str, Any] | None = None
 
-    block_type: Literal["sequential", "post_norm", "parallel", "branches"] = "sequential"
+    block_type: Literal["sequential", "post_norm", "sandwich", "parallel", "branches"] = "sequential"
     num_branches: int = 1
     norm_type: Literal["layer_norm", "layer_norm_without_bias", "rms_norm"] = "layer_norm"
     layer_norm_eps: float | int = 1e-6
@@ -371,6 +376,7 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     qkv_bias: bool = True
     key_bias: bool = True
     qk_norm: Literal["norm", "rms_per_head", "rms_all_heads"] | None = None
+    value_norm: bool = False
     attention_inner_norm: bool = False
     attention_output_projection: bool = True
     attention_output_bias: bool = True
@@ -686,6 +692,11 @@ class PlainViTConfig(TravellingCode, BackboneConfigMixin, PreTrainedConfig):
     def grid_size(self) -> tuple[int, int]:
         """Patches (down, across) of an image of the native size."""
         return self.grid_of(*self.image_shape)
+
+    @property
+    def position_table_shape(self) -> tuple[int, int]:
+        """Rows of the tables of positions down and across."""
+        return self.grid_size if self.position_table_length is None else (self.position_table_length,) * 2
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """Return the patch grid (down, across) of an image of this size.

@@ -188,6 +188,29 @@ class PostNormLayer(GradientCheckpointingLayer):
         return hidden_states + optional(self.drop_path, transformed, places)
 
 
+class SandwichLayer(GradientCheckpointingLayer):
+    """Block with a norm at the beginning and another at the end of each residual branch (Ding et al. 2021)."""
+
+    def __init__(self, config: PlainViTConfig, layer_idx: int, attention: Callable, mlp: Callable):
+        super().__init__()
+        self.layernorm_before = norm_or_identity(config, True)
+        self.attention = attention(config, layer_idx)
+        self.attention_norm = norm_or_identity(config, True)
+        self.layernorm_after = norm_or_identity(config, True)
+        self.mlp = mlp(config)
+        self.mlp_norm = norm_or_identity(config, True)
+        self.drop_path = stochastic_depth_or_none(config, layer_idx)
+
+    def forward(
+        self, hidden_states: torch.Tensor, bias: torch.Tensor | None = None, places: Places = PLAIN, **kwargs: Any
+    ) -> torch.Tensor:
+        attended, _ = self.attention(self.layernorm_before(hidden_states), bias, places, **kwargs)
+        attended = optional(self.drop_path, self.attention_norm(attended), places)
+        hidden_states = places.first(hidden_states) + attended
+        transformed = self.mlp_norm(self.mlp(self.layernorm_after(hidden_states)))
+        return hidden_states + optional(self.drop_path, transformed, places)
+
+
 class ParallelLayer(GradientCheckpointingLayer):
     """Block that applies attention and MLP in parallel after one norm (Dehghani et al. 2023, section 2)."""
 

@@ -45,6 +45,7 @@ from .layers_plain_vit import (
     PatchDropout,
     PostNormLayer,
     ResNetPatchEmbeddings,
+    SandwichLayer,
     ShiftedPatchEmbeddings,
     SwiGLU,
     dropout_or_none,
@@ -282,6 +283,7 @@ MLPS: dict[str, Callable[[PlainViTConfig], nn.Module]] = {
 LAYERS: dict[str, Callable[..., nn.Module]] = {
     "sequential": PlainViTLayer,
     "post_norm": PostNormLayer,
+    "sandwich": SandwichLayer,
     "parallel": ParallelLayer,
     "branches": BranchesLayer,
 }

@@ -61,7 +61,7 @@ class AxialTables(GridTables):
 
     def __init__(self, config: PlainViTConfig, width: int):
         super().__init__()
-        self.grid_size = config.grid_size
+        self.grid_size = config.position_table_shape
         self.resampling = config.position_resampling
         self.is_square = config.position_resampling_to_square
         self.rows = nn.Parameter(torch.zeros(self.grid_size[0], width))
@@ -77,7 +77,7 @@ class AxialTables(GridTables):
         return patches if self.prefix is None else torch.cat((self.prefix, patches))
 
     def resampled(self, config: PlainViTConfig) -> dict[str, torch.Tensor]:
-        (h, w), mode = config.grid_size, config.position_resampling
+        (h, w), mode = config.position_table_shape, config.position_resampling
         if self.is_square and h != w:
             raise ValueError(
                 f"position_resampling_to_square resamples the tables of a grid of {h} x {w} patches even for images of "

@@ -77,6 +77,11 @@ VARIATIONS: dict[str, dict[str, Any]] = {
         "window_attention": {"size": 2, "global_layers": (1,), "padding": "masked"}, "rope_parameters": {},
         "position_embedding_type": "none", "use_class_token": False, "pooling": "mean",
     },
+    "sandwich": {
+        "block_type": "sandwich", "norm_type": "rms_norm", "qk_norm": "norm", "value_norm": True,
+        "attention_scale": 1.0, "position_embedding_type": "factorized", "position_table_length": 9,
+        "position_resampling": "truncate",
+    },
     "prefix_mean": {"pooling": "prefix_mean", "num_register_tokens": 2},
     "prefix_joined": {"pooling": "prefix_joined", "num_register_tokens": 2, "pooling_num_tokens": 2},
     "post_norm": {"block_type": "post_norm"},

@@ -311,7 +311,8 @@ class JoinedAttention(PlainViTAttention):
         if attention.q_proj.bias is not None:
             biases = [bias_or_zeros(projection) * scale for projection, scale in zip(projections, scales, strict=True)]
             self.qkv_proj.bias = constant(torch.cat(biases))
-        self.q_norm, self.k_norm, self.norm = attention.q_norm, attention.k_norm, attention.norm
+        self.q_norm, self.k_norm, self.v_norm = attention.q_norm, attention.k_norm, attention.v_norm
+        self.norm = attention.norm
         self.relative_position_bias = attention.relative_position_bias
         self.o_proj, self.dropout = attention.o_proj, None
 

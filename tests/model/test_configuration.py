@@ -104,6 +104,13 @@ IMPOSSIBLE: list[Any] = [
     ({"pooling": "class_attention", "use_class_token": False}, "are not combined with others by any source"),
     ({"pooling": "class_attention", "attention_type": "talking_heads"}, "has its own class token"),
     ({"pooling_num_layers": 2}, "set pooling_num_layers=None"),
+    ({"position_table_length": 9}, 'set position_embedding_type="factorized"'),
+    (
+        {"position_table_length": 3, "position_embedding_type": "factorized", "position_resampling": "truncate"},
+        "less than the native grid",
+    ),
+    ({"block_type": "sandwich", "layer_scale_init_value": 1.0}, "set layer_scale_init_value=None"),
+    ({"value_norm": True, "pooling": "query_block"}, "value_norm=False"),
     ({"pooling_num_tokens": 2}, "set pooling_num_tokens=None"),
     ({"pooling": "prefix_mean", "pooling_num_tokens": 2}, "reads 2 tokens, and 1 precede"),
     ({"pooling": "prefix_joined", "final_norm": "after_pooling"}, "no source normalises them together"),
