@@ -119,6 +119,8 @@ QWEN2 = {**MERGING, "hidden_size": 12, "embed_dim": 40, "mlp_ratio": 3}
 # Windows of 4 x 4 patches; the last are smaller.
 WINDOWS = {**MERGING, "hidden_size": 40, "intermediate_size": 52, "out_hidden_size": 12, "window_size": 56,
            "fullatt_block_indexes": [1]}  # fmt: skip
+GEMMA4 = {**SIZES, "num_key_value_heads": 5, "head_dim": 8, "intermediate_size": 52, "patch_size": 14,
+          "position_embedding_size": 40, **ROPE}  # fmt: skip
 GLM4V = {**MERGING, "hidden_size": 40, "intermediate_size": 20, "out_hidden_size": 52, "image_size": 56}
 GLM_OCR = {**GLM4V, "intermediate_size": 52, "out_hidden_size": 12}
 
@@ -366,6 +368,8 @@ _CASES: dict[str, Callable[[str], Any]] = {
                       mask_decoder_config={**MASKS, "vit_dim": 40}),
     "GotOcr2VisionEncoder": _of(**SAM, window_size=3),
     "DeepseekOcr2SamVisionEncoder": _of(**SAM, window_size=3, global_attn_indexes=[0]),
+    "Gemma4VisionModel": _of(**GEMMA4),
+    "Gemma4VisionModel, shared keys": _of(**{**GEMMA4, "num_key_value_heads": 1}, standardize=True),
     "MLCDVisionModel": _of(**SQUARE, **ROPE),
     "PixtralVisionModel": _of(**SQUARE, **ROPE),
     **COMPOSITES,
@@ -388,7 +392,7 @@ REPRESENTATIVES = [
     "DepthAnythingForDepthEstimation", "SiglipVisionModel, partial patches", "SiglipForImageClassification",
     "Siglip2ForImageClassification", "Siglip2VisionModel", "Aimv2VisionModel", "PixtralVisionModel",
     "MLCDVisionModel", "Qwen3VLVisionModel", "SamVisionModel", "Qwen2VisionTransformerPretrainedModel",
-    "PixioModel", "Tipsv2VisionModel", "RadioModel",
+    "PixioModel", "Tipsv2VisionModel", "RadioModel", "Gemma4VisionModel",
     "Exaone4_5_VisionModel", "Glm4vVisionModel", "GlmOcrVisionModel", "PaddleOCRVisionModel", "VideoLlama3VisionModel",
 ]  # fmt: skip
 
@@ -406,6 +410,7 @@ REORDERED = {
     **dict.fromkeys(("Pixtral", "Mistral3", "LightOnOcr"), "as for Aimv2, which shows in batches"),
     **dict.fromkeys(("Qwen", "Exaone", "Glm"), "a convolution over frames, patch by patch, sums in another order"),
     **dict.fromkeys(("PaddleOCR", "VideoLlama"), "as for Qwen, and tables are resampled by taps"),
+    "Gemma4": "as for Aimv2, and channels of queries and keys are in another order",
     "Radio": "patches are projected by a dense layer there; pixels are normalised twice to be compared",
     "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
 }

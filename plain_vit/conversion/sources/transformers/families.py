@@ -22,6 +22,7 @@ from ...tables.engine import (
     KERNEL_TO_PIXELS,
     PIXELS_TO_KERNEL,
     SPLIT_QKV,
+    UNSTACK,
     Row,
     Tensors,
     Transform,
@@ -98,6 +99,12 @@ def _split_heads(tensors: Tensors, config: PlainViTConfig) -> Tensors:
     return tensors[0].split([heads * head_dim, shared, shared])
 
 
+def _axes_first(tensor: torch.Tensor, config: PlainViTConfig) -> torch.Tensor:
+    """Swap the halves of the pairs that rotate, and the axes that rotate them, among the channels of each head."""
+    return tensor.unflatten(0, (-1, 2, 2, config.attention_shape[1] // 4)).transpose(1, 2).flatten(0, 3)
+
+
+AXES_FIRST = each("AXES_FIRST", _axes_first, _axes_first)
 SPLIT_CLASS_TOKENS = Transform(  # the class token, and further ones as registers
     "SPLIT_CLASS_TOKENS",
     lambda tensors, config: [tensors[0][:, :1], tensors[0][:, 1:]],
@@ -431,6 +438,21 @@ GLM4V_ROWS = [
     Row("embeddings.position_embedding.weight", TABLE),
     Row("post_conv_layernorm", f"{EMBEDDINGS}.patch_embeddings.post_norm"),
 ]
+POSITION_TABLES = tuple(f"{EMBEDDINGS}.position_embeddings.{name}" for name in ("columns", "rows"))
+GEMMA4_ROWS = [
+    Row("patch_embedder.input_proj.weight", KERNEL),
+    Row("patch_embedder.position_embedding_table", POSITION_TABLES, UNSTACK),
+    Row("encoder.layers.{}.input_layernorm", f"{LAYER}.layernorm_before"),
+    Row("encoder.layers.{}.self_attn.q_proj.linear", f"{LAYER}.attention.q_proj", AXES_FIRST),
+    Row("encoder.layers.{}.self_attn.k_proj.linear", f"{LAYER}.attention.k_proj", AXES_FIRST),
+    Row("encoder.layers.{}.self_attn.v_proj.linear", f"{LAYER}.attention.v_proj"),
+    Row("encoder.layers.{}.self_attn.o_proj.linear", f"{LAYER}.attention.o_proj"),
+    *(replace(row, transform=AXES_FIRST) for row in _qk_norm_rows("encoder.layers.{}.self_attn")),
+    Row("encoder.layers.{}.post_attention_layernorm", f"{LAYER}.attention_norm"),
+    Row("encoder.layers.{}.pre_feedforward_layernorm", f"{LAYER}.layernorm_after"),
+    *(replace(row, source=f"{row.source}.linear") for row in _gated_rows("encoder.layers.{}.mlp")),
+    Row("encoder.layers.{}.post_feedforward_layernorm", f"{LAYER}.mlp_norm"),
+]
 SAM_ROWS = [
     *_patch_rows("patch_embed.projection"),
     Row("pos_embed", TABLE, GRID_TABLE),
@@ -460,6 +482,7 @@ NOT_OURS = (
     ".attn.wq.weight",  # Sapiens2
     "patch_conv.weight",  # Pixtral
     TIPS_MARK,
+    "patch_embedder.position_embedding_table",  # Gemma 4
     "patch_generator.embedder.weight",  # RADIO
     "cls_register_token",
     "layers.0.layer_norm1.weight",  # SAM
@@ -473,6 +496,7 @@ PROBES = (  # ViT's are the same as ours
     Probes("embeddings.patch_embeddings", "model.layer.{}", "norm"),  # DINOv3
     Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # CLIP and SigLIP
     Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # AIMv2, whose patches are normalised
+    Probes("patch_embedder.input_proj", "encoder.layers.{}", None),  # Gemma 4
     Probes("embeddings.patch_projection", "encoder.layer.{}", None),  # RADIO
     Probes("patch_conv", "transformer.layers.{}", None),  # Pixtral
     Probes("patch_embed", "layers.{}", None),  # SAM
@@ -563,6 +587,16 @@ def _raw_inputs(model: Any, pixel_values: torch.Tensor) -> dict[str, torch.Tenso
     return {"pixel_values": pixel_values * norm.norm_std.to(pixel_values) + norm.norm_mean.to(pixel_values)}
 
 
+def _gemma4_inputs(model: Any, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    side = model.config.patch_size
+    h, w = _grids(model, pixel_values)[0].tolist()
+    down, across = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
+    places = torch.stack((across, down), dim=-1).flatten(0, 1).to(pixel_values.device)
+    patches = cut_patches(pixel_values, side, side).float() / 2 + 0.5  # the model itself scales them to [-1, 1]
+    return {"pixel_values": patches, "pixel_position_ids": places.expand(len(patches), -1, -1)}
+
+
+AVERAGING = Contract(_gemma4_inputs, others=("last_hidden_state",))
 NORMALISING = Contract(_raw_inputs)
 PIXELS, NAFLEX = Contract(), Contract(_naflex_inputs)
 IN_ONE_ROW = Contract(in_one_row=True)
@@ -810,7 +844,7 @@ def _read_radio(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _write_radio(config: PlainViTConfig) -> dict[str, Any]:
     pooled = config.pooling_tokens
-    mean, std = (_per_channel(value, config) for value in (config.image_mean, config.image_std))
+    mean, std = (per_channel(value, config) for value in (config.image_mean, config.image_std))
     return {
         **_write_any_ratio(config), "mlp_ratio": float(_write_any_ratio(config)["mlp_ratio"]),
         "num_cls_tokens": pooled, "num_registers": config.num_prefix_tokens - pooled,
@@ -818,7 +852,8 @@ def _write_radio(config: PlainViTConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _per_channel(value: Any, config: PlainViTConfig) -> list[float]:
+def per_channel(value: Any, config: PlainViTConfig) -> list[float]:
+    """Return a mean or a deviation as one number per channel."""
     return [value] * config.num_channels if isinstance(value, int | float) else list(value)
 
 
@@ -1088,6 +1123,19 @@ def _check_qwen3_vl(settings: Mapping[str, Any]) -> list[str]:
     return [*uneven, *_check_theta(settings)]
 
 
+GEMMA4_ROPE = {"rope_type": "axial", "axes": "xy", "pairs": "halves", "dtype": "weights"}
+GEMMA4_GRID = 15  # a multiple of 3, because 3 x 3 tokens are averaged there
+
+
+def _read_gemma4(settings: Mapping[str, Any]) -> dict[str, Any]:
+    size, shared = GEMMA4_GRID * settings["patch_size"], settings["num_key_value_heads"]
+    return {**_read_theta(GEMMA4_ROPE)(settings), "image_size": size, "num_key_value_heads": shared}
+
+
+def _write_gemma4(config: PlainViTConfig) -> dict[str, Any]:
+    return {**_write_theta(config), "num_key_value_heads": config.key_value_heads_of(0)}
+
+
 POOLER_SETTINGS = ("pooler_output_size", "pooler_act")  # read if there are tensors of a pooler
 STAGES = ("stage_names", "out_features", "out_indices")  # of a backbone
 DINO = (*STAGES, "mlp_ratio", "use_swiglu_ffn", "num_register_tokens")
@@ -1293,6 +1341,28 @@ PIXTRAL = Family(
      **dict.fromkeys(("patch_bias", "qkv_bias", "attention_output_bias", "mlp_bias"), False)},
     ("rope_parameters", "head_dim"), _read_theta(PIXTRAL_ROPE), _write_theta, check=_check_pixtral, square=True,
     contract=IN_ONE_ROW,
+)  # fmt: skip
+GEMMA4 = Family(
+    "gemma4_vision", GEMMA4_ROWS, (),
+    {
+        **_alike("hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size",
+                 "patch_size", "initializer_range"),
+        "hidden_act": "hidden_activation", "layer_norm_eps": "rms_norm_eps",
+        "attention_probs_dropout_prob": "attention_dropout", "position_table_length": "position_embedding_size",
+    },
+    {
+        "norm_type": "rms_norm", "mlp_type": "swiglu", "block_type": "sandwich", "final_norm": "none",
+        "pooling": "mean", "use_class_token": False, "patch_projection": "linear",
+        "position_embedding_type": "factorized", "position_resampling": "truncate", "qk_norm": "norm",
+        "value_norm": True, "attention_scale": 1.0,
+        **dict.fromkeys(("patch_bias", "qkv_bias", "attention_output_bias", "mlp_bias"), False),
+    },
+    ("rope_parameters", "num_key_value_heads", "pooling_kernel_size", "standardize", "max_position_embeddings",
+     "use_clipped_linears", "attention_bias"),
+    _read_gemma4, _write_gemma4, check=_check_theta, square=True, many_sizes=True, is_bare=False,
+    only={"use_clipped_linears": (False, ", with layers that limit their inputs and outputs"),
+          "attention_bias": (False, ", which the class itself does not read")},
+    left_out=("standardize", "pooling_kernel_size"), normalises=True, contract=AVERAGING,
 )  # fmt: skip
 MLCD = replace(
     CLIP, model_type="mlcd_vision_model", rows=MLCD_ROWS, fixed={**CLIP.fixed, "position_embedding_type": "none"},
@@ -1515,6 +1585,7 @@ NORMALISATION = (
     *ignoring("numbers of the pooled tokens, which the config has", "*summary_idxs"),
     *ignoring("projects videos", "*video_embedder.*", "*video_patch_projection.*"),
 )
+STANDARDISING = ignoring("of the averaged tokens", "std_bias", "std_scale")
 SIGLIP_HEAD = ignoring("a head that the model does not read", "*vision_model.head.*", "*packing_position_embedding.*")
 NECK = ignoring("the convolutions after the tower", "*neck.*")
 MERGERS = ignoring("merges tokens for the language model", "merger.*", "merger_list.*", "deepstack_*",
@@ -1603,6 +1674,7 @@ ARCHITECTURES = {
     "Siglip2ForImageClassification": Architecture(SIGLIP2, CLASSIFIER_WITHOUT_POOLING, ignored=UNREAD_HEAD),
     "Aimv2VisionModel": Architecture(AIMV2, QUERY_POOLING),
     "PixtralVisionModel": Architecture(PIXTRAL),
+    "Gemma4VisionModel": Architecture(GEMMA4, ignored=STANDARDISING),
     "MLCDVisionModel": Architecture(MLCD),
     "SamVisionModel": Architecture(SAM, ignored=NECK),
     "SamHQVisionModel": Architecture(replace(SAM, model_type="sam_hq_vision_model"), ignored=NECK),
@@ -1639,6 +1711,7 @@ CANDIDATES = {
         "SamVisionModel", "Qwen2VisionTransformerPretrainedModel", "Qwen2_5_VisionTransformerPretrainedModel",
         "Exaone4_5_VisionModel", "Glm4vVisionModel", "GlmOcrVisionModel", "PaddleOCRVisionModel",
         "VideoLlama3VisionModel", "PixioModel", "Tipsv2VisionModel", "RadioModel",
+        "Gemma4VisionModel",
     ],
 }  # fmt: skip
 

@@ -86,7 +86,8 @@ def uncut(processor: BaseImageProcessor) -> tuple[BaseImageProcessor | None, lis
     # Of default sizes: those of a stranger's file could fill the memory.
     prepared = kind(**dict.fromkeys(switches, False))(np.zeros((1024, 2048, 3), np.uint8), return_tensors="np")
     found = {key: np.shape(value) for key, value in prepared.items()}
-    if len(shape := found.get("pixel_values", ())) in (3, 4) and shape[0] == 1:
+    shape = found.get("pixel_values", ())
+    if shape[:1] == (1,) and (len(shape) == 4 or (len(shape) == 3 and "spatial_shapes" in found)):
         return processor, notes
     return None, [
         f"no image processor: {name} prepares an image as {found}, for the whole model. Give image_mean= and "

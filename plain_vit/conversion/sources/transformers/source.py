@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -56,14 +56,16 @@ from .families import (
     Architecture,
     container_of,
     original_in,
+    per_channel,
 )
 from .installed import STAND_INS, class_named, config_class
 from .pixels import processor_from_transformers, stock_processor, uncut
 
 # Attributes that do not affect the outputs: stored constructor arguments, training switches, plans for several devices.
-# The configuration is read from the model; all its parts share it.
+# The configuration is read from the model; all its parts share it. `_changed_values` checks what is left out of it.
 SILENT_ATTRIBUTES = {
-    "all_tied_weights_keys", "backbone_type", "config", "gradient_checkpointing", "kernel_config", "loss_type",
+    "all_tied_weights_keys", "backbone_type", "config", "fullatt_block_indexes", "gradient_checkpointing",
+    "kernel_config", "loss_type",
     "name_or_path", "num_labels", "num_patches", "num_positions", "warnings_issued",
     "_can_record_outputs", "_ep_plan", "_fsdp_plan", "_keep_in_fp32_modules", "_keep_in_fp32_modules_strict",
     "_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected", "_keys_to_ignore_on_save",
@@ -286,7 +288,7 @@ class TransformersFormat(Format):
         self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
     ) -> tuple[Any, Sequence[str]]:
         """Return transformers' own processor as described by `preprocessor_config.json`, or else a default."""
-        mean, std = cast(Any, (config.image_mean, config.image_std))
+        mean, std = (per_channel(value, config) for value in (config.image_mean, config.image_std))
         if normalises := settings.get("model_type") in NORMALISING:  # as the classes themselves do
             hints = replace(hints, image_mean=hints.image_mean or mean, image_std=hints.image_std or std)
         default = super().image_processor(config, settings, preprocessor, hints)
@@ -294,7 +296,7 @@ class TransformersFormat(Format):
             return default
         processor: Any = processor_from_transformers(preprocessor, settings)
         if normalises:
-            processor.do_normalize, processor.image_mean, processor.image_std = True, [*mean], [*std]
+            processor.do_normalize, processor.image_mean, processor.image_std = True, mean, std
         if _other_type(settings) is None and "image_grid_thw" not in processor.model_input_names:
             return processor, ()
         whole, notes = uncut(processor)
@@ -415,6 +417,9 @@ def _changed_values(module: PreTrainedModel) -> list[str]:
                     f"{path}.inv_freq has not the values of its configuration: a cast such as .to(torch.bfloat16) "
                     "rounds them; load the model with dtype= instead, which does not"
                 )
+        layers = getattr(part, "fullatt_block_indexes", ())
+        if layers and [*layers] != [*getattr(own, "fullatt_block_indexes", ())]:
+            faults.append(f"{path}.fullatt_block_indexes is {layers}, which its configuration does not say")
         counters = part._buffers.get("position_ids")
         if counters is not None and not counters.is_meta:
             counted = torch.arange(counters.shape[-1], device=counters.device)
@@ -785,7 +790,8 @@ def _equal_fields(config: PlainViTConfig, architecture: Architecture) -> dict[st
     whole = all(pixels % step == 0 for pixels, step in zip(config.image_shape, config.patch_shape, strict=True))
     if whole:
         equal["drop_partial_patches"] = config.drop_partial_patches
-    if config.position_embedding_type == "none" and "image_size" not in family.settings:
+    of_any_size = config.position_embedding_type == "none" or config.position_table_length is not None
+    if of_any_size and "image_size" not in family.settings:
         equal["image_size"] = config.image_size  # no setting and no tensor says it
     reads_class_token = (
         architecture.fields.get("pooling", family.fixed.get("pooling", "cls")) == config.pooling == "cls"
