@@ -126,9 +126,8 @@ def contract_of(model: nn.Module) -> Contract:
 def _by_image(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the stages of a model; one image at a time if it puts the tokens of all images into one row."""
     contract = contract_of(model)
-    if not contract.in_one_row:
-        return capture_stages(model, pixel_values)
-    alone = [capture_stages(model, image) for image in pixel_values.split(1)]
+    batches = pixel_values.split(1) if contract.in_one_row else [pixel_values]
+    alone = [capture_stages(model, batch) for batch in batches]
     found = {stage: torch.cat([one[stage] for one in alone]) for stage in alone[0]}
     return {stage: contract.rows(model, tokens, pixel_values) for stage, tokens in found.items()}
 

@@ -47,7 +47,7 @@ INTERPOLATED = {"interpolate_pos_encoding": True}
 RESIZED: dict[str, dict[str, Any] | None] = {
     "Dinov2": {}, "DINOv3": {}, "Sapiens2": {}, "InternVL": {}, "DepthAnything": {}, "PromptDepthAnything": {},
     "CHMv2": {}, "DPT": {}, "Qwen": {}, "Glm": {}, "Exaone": {}, "PaddleOCR": {}, "VideoLlama3": {}, "MLCD": {},
-    "Pixio": {}, "Tips": {}, "Radio": {}, "Gemma4": {},
+    "Pixio": {}, "Tips": {}, "Radio": {}, "Gemma4": {}, "Llama4": None, "Kimi": {},
     "Pixtral": {}, "Mistral3": {}, "LightOnOcr": {},
     "ViTMAE": None, "Aimv2": None, "Sam": None, "GotOcr2": None, "DeepseekOcr2": {},
     "CLIPModel": None, "MetaClip2Model": None,
@@ -113,7 +113,7 @@ def test_the_position_table_is_resampled_as_in_the_source(case: str) -> None:
     module = tiny_transformers(case)
     options = next((value for start, value in RESIZED.items() if case.startswith(start)), INTERPOLATED)
     if options is None or "Masked" in case:  # the class itself accepts no other size
-        expected = "bicubic_antialias" if case.startswith(("Aimv2", "Sam", "GotOcr2")) else "bicubic"
+        expected = "bicubic_antialias" if case.startswith(("Aimv2", "Sam", "GotOcr2", "Llama4")) else "bicubic"
         assert from_module(module).config.position_resampling == expected
         return
     if len(set(size_of(module))) > 1:
@@ -121,7 +121,7 @@ def test_the_position_table_is_resampled_as_in_the_source(case: str) -> None:
         module.config.image_size, module.config.patch_size = 56, 14
         module = randomize_(type(module)(module.config)).eval()
         module.set_attn_implementation("eager")
-    merges = case.startswith(("Qwen", "Glm", "Exaone"))  # squares of 2 x 2 patches
+    merges = case.startswith(("Qwen", "Glm", "Exaone", "Kimi"))  # squares of 2 x 2 patches
     found = stage_differences(
         module, opened(module), pixels_for(module, size=(56, 84) if merges else (42, 84)), **options
     )

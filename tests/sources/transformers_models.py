@@ -13,6 +13,7 @@ from torch import nn
 
 from plain_vit.conversion.parity import contract_of
 from plain_vit.conversion.sources.transformers.families import (
+    ADAPTER,
     ARCHITECTURES,
     CONTAINERS,
     MERGED,
@@ -370,6 +371,11 @@ _CASES: dict[str, Callable[[str], Any]] = {
     "DeepseekOcr2SamVisionEncoder": _of(**SAM, window_size=3, global_attn_indexes=[0]),
     "Gemma4VisionModel": _of(**GEMMA4),
     "Gemma4VisionModel, shared keys": _of(**{**GEMMA4, "num_key_value_heads": 1}, standardize=True),
+    "Llama4VisionModel": _of(
+        **{**SQUARE, "intermediate_size": 160}, projector_input_dim=12, projector_output_dim=12,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    ),
+    "Kimi_K25VisionModel": _of(**SIZES, intermediate_size=52, patch_size=14, pos_emb_height=4, pos_emb_width=4, **ROPE),
     "MLCDVisionModel": _of(**SQUARE, **ROPE),
     "PixtralVisionModel": _of(**SQUARE, **ROPE),
     **COMPOSITES,
@@ -393,6 +399,7 @@ REPRESENTATIVES = [
     "Siglip2ForImageClassification", "Siglip2VisionModel", "Aimv2VisionModel", "PixtralVisionModel",
     "MLCDVisionModel", "Qwen3VLVisionModel", "SamVisionModel", "Qwen2VisionTransformerPretrainedModel",
     "PixioModel", "Tipsv2VisionModel", "RadioModel", "Gemma4VisionModel",
+    "Llama4VisionModel", "Kimi_K25VisionModel",
     "Exaone4_5_VisionModel", "Glm4vVisionModel", "GlmOcrVisionModel", "PaddleOCRVisionModel", "VideoLlama3VisionModel",
 ]  # fmt: skip
 
@@ -411,6 +418,7 @@ REORDERED = {
     **dict.fromkeys(("Qwen", "Exaone", "Glm"), "a convolution over frames, patch by patch, sums in another order"),
     **dict.fromkeys(("PaddleOCR", "VideoLlama"), "as for Qwen, and tables are resampled by taps"),
     "Gemma4": "as for Aimv2, and channels of queries and keys are in another order",
+    **dict.fromkeys(("Llama4", "Kimi"), "the class token is the last there, or channels are in another order"),
     "Radio": "patches are projected by a dense layer there; pixels are normalised twice to be compared",
     "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
 }
@@ -444,7 +452,8 @@ def tiny_transformers(case: str, attention: str = "eager") -> Any:
 
 def in_bfloat16(module: Any) -> Any:
     """Return the module as if opened with `dtype=torch.bfloat16`: computed frequencies stay in float32."""
-    frequencies = {name: buffer.clone() for name, buffer in module.named_buffers() if name.endswith("inv_freq")}
+    computed = [(name, one) for name, one in module.named_buffers() if name.endswith(("inv_freq", "freqs_ci"))]
+    frequencies = {name: buffer.clone() for name, buffer in computed}
     module.to(torch.bfloat16)
     for name, buffer in frequencies.items():
         path, _, last = name.rpartition(".")
@@ -473,7 +482,7 @@ def pixels_for(module: Any, size: tuple[int, int] | None = None, seed: int = 1) 
 def unread_by(layout: str) -> tuple[str, ...]:
     """Return prefixes of tensors that no output of a class reads, so that they are exported newly initialised."""
     ignored = ARCHITECTURES[layout].ignored
-    if ignored[:1] in (MERGERS[:1], NECK):
+    if ignored[:1] in (MERGERS[:1], NECK, ADAPTER):
         return ("vision_encoder.neck.", *(pattern.strip("*") for pattern, _ in ignored))
     return ("vision_model.post_layernorm.",) if ignored is UNREAD_NORM else ()
 
@@ -526,8 +535,8 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
         for hook in hooks:
             hook.remove()
     stages = {f"block {i}": tokens for i, tokens in enumerate(outputs.hidden_states or ())}
-    others = [outputs[name] for name in contract.others if outputs.get(name) is not None]
-    if any(stages and one is outputs.hidden_states[-1] for one in others):  # in place of the last block's tokens
+    tied = stages and outputs.hidden_states[-1] is outputs.get("last_hidden_state")
+    if tied and len(last) == 1 and isinstance(last[0], torch.Tensor):  # in place of the last block's tokens
         stages[f"block {len(stages) - 1}"] = last[0]
     for stage, key in (
         ("logits", "logits"), ("reconstruction", "reconstruction"), ("tokens", "last_hidden_state"),

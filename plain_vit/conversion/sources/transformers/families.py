@@ -105,6 +105,28 @@ def _axes_first(tensor: torch.Tensor, config: PlainViTConfig) -> torch.Tensor:
 
 
 AXES_FIRST = each("AXES_FIRST", _axes_first, _axes_first)
+
+
+def _interleaved(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
+    """Swap the last two of the axes (halves, ...) that the channels of each head consist of."""
+    return tensor.unflatten(0, (-1, 2, *shape)).transpose(2, 3).flatten(0, 3)
+
+
+INTERLEAVED_AXES = each(  # rows and columns rotate every other pair there
+    "INTERLEAVED_AXES",
+    lambda tensor, config: _interleaved(tensor, config.attention_shape[1] // 4, 2),
+    lambda tensor, config: _interleaved(tensor, 2, config.attention_shape[1] // 4),
+)
+MAP_TABLE = each(
+    "MAP_TABLE",
+    lambda table, config: table.flatten(0, 1),
+    lambda table, config: table.unflatten(0, config.grid_size),
+)
+CLASS_LAST = each(
+    "CLASS_LAST",
+    lambda table, config: table.roll(1, 0),
+    lambda table, config: _with_prefix_rows(table, config).roll(-1, 0),
+)
 SPLIT_CLASS_TOKENS = Transform(  # the class token, and further ones as registers
     "SPLIT_CLASS_TOKENS",
     lambda tensors, config: [tensors[0][:, :1], tensors[0][:, 1:]],
@@ -453,6 +475,30 @@ GEMMA4_ROWS = [
     *(replace(row, source=f"{row.source}.linear") for row in _gated_rows("encoder.layers.{}.mlp")),
     Row("encoder.layers.{}.post_feedforward_layernorm", f"{LAYER}.mlp_norm"),
 ]
+LLAMA4_ROWS = [
+    Row("patch_embedding.linear.weight", KERNEL, CHANNELS_FIRST),
+    Row("class_embedding", f"{EMBEDDINGS}.cls_token", ADD_TWO_AXES),
+    Row("positional_embedding_vlm", TABLE, CLASS_LAST),
+    Row("layernorm_pre", f"{EMBEDDINGS}.norm"),
+    Row("model.layers.{}.input_layernorm", f"{LAYER}.layernorm_before"),
+    *_attention_rows("model.layers.{}.self_attn"),
+    Row("model.layers.{}.post_attention_layernorm", f"{LAYER}.layernorm_after"),
+    *_mlp_rows("model.layers.{}.mlp"),
+    Row("layernorm_post", "vit.layernorm"),
+]
+KIMI_TABLE = "patch_embed.pos_emb.position_embeddings"
+KIMI_ROWS = [
+    *_patch_rows("patch_embed.proj"),
+    Row(KIMI_TABLE, TABLE, MAP_TABLE),
+    Row("layers.{}.norm1", f"{LAYER}.layernorm_before"),
+    Row("layers.{}.attn.q_proj", f"{LAYER}.attention.q_proj", INTERLEAVED_AXES),
+    Row("layers.{}.attn.k_proj", f"{LAYER}.attention.k_proj", INTERLEAVED_AXES),
+    Row("layers.{}.attn.v_proj", f"{LAYER}.attention.v_proj"),
+    Row("layers.{}.attn.proj", f"{LAYER}.attention.o_proj"),
+    Row("layers.{}.norm2", f"{LAYER}.layernorm_after"),
+    *_mlp_rows("layers.{}.mlp"),
+    Row("final_layernorm", "vit.layernorm"),
+]
 SAM_ROWS = [
     *_patch_rows("patch_embed.projection"),
     Row("pos_embed", TABLE, GRID_TABLE),
@@ -482,6 +528,7 @@ NOT_OURS = (
     ".attn.wq.weight",  # Sapiens2
     "patch_conv.weight",  # Pixtral
     TIPS_MARK,
+    "positional_embedding_vlm",  # Llama 4
     "patch_embedder.position_embedding_table",  # Gemma 4
     "patch_generator.embedder.weight",  # RADIO
     "cls_register_token",
@@ -496,6 +543,8 @@ PROBES = (  # ViT's are the same as ours
     Probes("embeddings.patch_embeddings", "model.layer.{}", "norm"),  # DINOv3
     Probes("embeddings.patch_embedding", "encoder.layers.{}", None),  # CLIP and SigLIP
     Probes("embeddings.rms_norm", "encoder.layers.{}", None),  # AIMv2, whose patches are normalised
+    Probes("patch_embedding", "model.layers.{}", "layernorm_post"),  # Llama 4
+    Probes("patch_embed.proj", "layers.{}", "final_layernorm"),  # Kimi
     Probes("patch_embedder.input_proj", "encoder.layers.{}", None),  # Gemma 4
     Probes("embeddings.patch_projection", "encoder.layer.{}", None),  # RADIO
     Probes("patch_conv", "transformer.layers.{}", None),  # Pixtral
@@ -596,6 +645,13 @@ def _gemma4_inputs(model: Any, pixel_values: torch.Tensor) -> dict[str, torch.Te
     return {"pixel_values": patches, "pixel_position_ids": places.expand(len(patches), -1, -1)}
 
 
+def _patch_inputs(model: Any, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"pixel_values": _cut(model, pixel_values).flatten(0, 1), "grid_thw": _grids(model, pixel_values, 1)}
+
+
+ADAPTED = Contract(  # before the layers of an adapter; the class token is the last
+    rows=lambda model, tokens, pixel_values: tokens.roll(1, 1), others=("patches", "last_hidden_state")
+)
 AVERAGING = Contract(_gemma4_inputs, others=("last_hidden_state",))
 NORMALISING = Contract(_raw_inputs)
 PIXELS, NAFLEX = Contract(), Contract(_naflex_inputs)
@@ -605,6 +661,7 @@ MAPS = Contract(  # before the convolutions of its neck, whose output takes the 
 )
 MERGING = Contract(_merging_inputs, _merged_rows, True, ("final norm", "pooler_output"))
 DOWNSAMPLING = replace(MERGING, others=("last_hidden_state", "pooler_output"))
+BY_PATCH = Contract(_patch_inputs, _raster_rows, True, ("pooler_output",))
 RASTER = Contract(_raster_inputs, _raster_rows, True)
 UNMERGED = replace(RASTER, inputs=_unmerged_inputs)
 WINDOWED = replace(MERGING, rows=_windowed_rows, others=("patches", *MERGING.others))  # patches are not in windows yet
@@ -1047,6 +1104,10 @@ def _write_theta(config: PlainViTConfig) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "axial", "rope_theta": config.group("rope_parameters")["rope_theta"]}}
 
 
+def _write_default_theta(config: PlainViTConfig) -> dict[str, Any]:
+    return {"rope_parameters": {**_write_theta(config)["rope_parameters"], "rope_type": "default"}}
+
+
 def _check_theta(settings: Mapping[str, Any]) -> list[str]:
     rope = settings["rope_parameters"]
     is_known = rope.get("rope_type") in ("axial", "default") and rope.keys() <= {"rope_type", "rope_theta"}
@@ -1134,6 +1195,24 @@ def _read_gemma4(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _write_gemma4(config: PlainViTConfig) -> dict[str, Any]:
     return {**_write_theta(config), "num_key_value_heads": config.key_value_heads_of(0)}
+
+
+LLAMA4_ROPE = {"rope_type": "axial", "axes": "xy", "offset": 1.0}
+KIMI_ROPE = {"rope_type": "axial", "axes": "xy", "pairs": "halves"}
+
+
+def _read_kimi(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_read_theta(KIMI_ROPE)(settings), "image_size": settings["pos_emb_height"] * settings["patch_size"]}
+
+
+def _write_kimi(config: PlainViTConfig) -> dict[str, Any]:
+    return {**_write_theta(config), "pos_emb_height": config.grid_size[0], "pos_emb_width": config.grid_size[1]}
+
+
+def _check_kimi(settings: Mapping[str, Any]) -> list[str]:
+    h, w = settings["pos_emb_height"], settings["pos_emb_width"]
+    oblong = [] if h == w else [f"pos_emb_height={h} beside pos_emb_width={w}: the class itself takes one for both"]
+    return [*oblong, *_check_theta(settings)]
 
 
 POOLER_SETTINGS = ("pooler_output_size", "pooler_act")  # read if there are tensors of a pooler
@@ -1364,6 +1443,25 @@ GEMMA4 = Family(
           "attention_bias": (False, ", which the class itself does not read")},
     left_out=("standardize", "pooling_kernel_size"), normalises=True, contract=AVERAGING,
 )  # fmt: skip
+LLAMA4_ADAPTER = ("projector_input_dim", "projector_output_dim", "projector_dropout", "pixel_shuffle_ratio",
+                  "vision_output_dim", "vision_feature_select_strategy", "multi_modal_projector_bias")  # fmt: skip
+LLAMA4 = Family(
+    "llama4_vision_model", LLAMA4_ROWS, (),
+    {ours: theirs for ours, theirs in TOWER_SETTINGS.items() if ours not in ("layer_norm_eps", "hidden_act")}
+    | _alike("initializer_range"),
+    {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "patch_bias": False, "embedding_norm": True, "pooling": "mean"},
+    ("rope_parameters", "norm_eps", "hidden_act", *LLAMA4_ADAPTER), _read_theta(LLAMA4_ROPE), _write_default_theta,
+    check=_check_theta, square=True, is_bare=False, left_out=(*LLAMA4_ADAPTER, "norm_eps", "hidden_act"),
+    contract=ADAPTED,
+)  # fmt: skip
+KIMI = Family(
+    "kimi_k25_vision", KIMI_ROWS, (),
+    _alike("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "patch_size"),
+    {"layer_norm_eps": 1e-5, "use_class_token": False, "pooling": "mean", "position_resampling": "bicubic"},
+    ("rope_parameters", "pos_emb_height", "pos_emb_width", "pos_emb_time", "merge_kernel_size"),
+    _read_kimi, _write_kimi, check=_check_kimi, square=True, is_bare=False,
+    left_out=("pos_emb_time", "merge_kernel_size"), mark=KIMI_TABLE, contract=BY_PATCH,
+)  # fmt: skip
 MLCD = replace(
     CLIP, model_type="mlcd_vision_model", rows=MLCD_ROWS, fixed={**CLIP.fixed, "position_embedding_type": "none"},
     unread=(*CLIP.unread, "rope_parameters", "num_key_value_groups"),
@@ -1586,6 +1684,7 @@ NORMALISATION = (
     *ignoring("projects videos", "*video_embedder.*", "*video_patch_projection.*"),
 )
 STANDARDISING = ignoring("of the averaged tokens", "std_bias", "std_scale")
+ADAPTER = ignoring("makes fewer tokens for the language model", "vision_adapter.*")
 SIGLIP_HEAD = ignoring("a head that the model does not read", "*vision_model.head.*", "*packing_position_embedding.*")
 NECK = ignoring("the convolutions after the tower", "*neck.*")
 MERGERS = ignoring("merges tokens for the language model", "merger.*", "merger_list.*", "deepstack_*",
@@ -1675,6 +1774,8 @@ ARCHITECTURES = {
     "Aimv2VisionModel": Architecture(AIMV2, QUERY_POOLING),
     "PixtralVisionModel": Architecture(PIXTRAL),
     "Gemma4VisionModel": Architecture(GEMMA4, ignored=STANDARDISING),
+    "Llama4VisionModel": Architecture(LLAMA4, ignored=ADAPTER),
+    "Kimi_K25VisionModel": Architecture(KIMI),
     "MLCDVisionModel": Architecture(MLCD),
     "SamVisionModel": Architecture(SAM, ignored=NECK),
     "SamHQVisionModel": Architecture(replace(SAM, model_type="sam_hq_vision_model"), ignored=NECK),
@@ -1711,7 +1812,7 @@ CANDIDATES = {
         "SamVisionModel", "Qwen2VisionTransformerPretrainedModel", "Qwen2_5_VisionTransformerPretrainedModel",
         "Exaone4_5_VisionModel", "Glm4vVisionModel", "GlmOcrVisionModel", "PaddleOCRVisionModel",
         "VideoLlama3VisionModel", "PixioModel", "Tipsv2VisionModel", "RadioModel",
-        "Gemma4VisionModel",
+        "Gemma4VisionModel", "Llama4VisionModel", "Kimi_K25VisionModel",
     ],
 }  # fmt: skip
 

@@ -409,12 +409,13 @@ def _changed_values(module: PreTrainedModel) -> list[str]:
         attention = getattr(own, "_attn_implementation", None)
         if attention not in ATTENTIONS:
             faults.append(f"{path}.config._attn_implementation is {attention!r}, which may compute anything")
-        if hasattr(part, "inv_freq") and not part.inv_freq.is_meta:
+        computed = next((name for name in ("inv_freq", "freqs_ci") if hasattr(part, name)), None)
+        if computed is not None and not (frequencies := getattr(part, computed)).is_meta:
             with torch.device("cpu"):
-                fresh = type(part)(own).inv_freq
-            if not torch.equal(part.inv_freq.cpu(), fresh):
+                fresh = getattr(type(part)(own), computed)
+            if not torch.equal(frequencies.cpu(), fresh):
                 faults.append(
-                    f"{path}.inv_freq has not the values of its configuration: a cast such as .to(torch.bfloat16) "
+                    f"{path}.{computed} has not the values of its configuration: a cast such as .to(torch.bfloat16) "
                     "rounds them; load the model with dtype= instead, which does not"
                 )
         layers = getattr(part, "fullatt_block_indexes", ())
