@@ -246,7 +246,10 @@ def _inspect_foreign(
     if format is None:
         refuse_settings(inner, FORMATS, str(source))
     origin = recognise(*names) if format is None else format_named(format)
-    require(origin, *names)
+    owner = next((one for one in FORMATS.values() if one.owns(inner)), origin) if format is None else origin
+    if owner is origin:  # else config.json names another source's model, whose files have these names too
+        require(origin, *names)
+    origin = owner
     refuse_unknown_architecture(hints, origin, FORMATS, str(source))
     unread = origin.unread(tensors.meta())
     tensors = LazyTensors({name: entry for name, entry in tensors.entries.items() if name not in unread})

@@ -416,6 +416,10 @@ class Format(ABC):
         """Return a description of the unsupported model that a `config.json` of this source describes, if any."""
         return None
 
+    def owns(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether a `config.json` is of a model of this source, whatever its tensors are called."""
+        return False
+
     def models_inside(self, settings: Mapping[str, Any], tensors: StateDict) -> Mapping[str, Mapping[str, Any]]:
         """Return the models inside a larger one that a `config.json` describes, if any.
 

@@ -129,6 +129,10 @@ class TransformersFormat(Format):
         """Return the type of a transformers model that plain-vit does not open, whatever its tensors are called."""
         return None if (model_type := _other_type(settings)) is None else f"transformers' {_closed(model_type)}"
 
+    def owns(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether a `config.json` has the `model_type` of a class that opens."""
+        return settings.get("model_type") in {one.family.model_type for one in ARCHITECTURES.values()}
+
     def models_inside(self, settings: Mapping[str, Any], tensors: StateDict) -> Mapping[str, Mapping[str, Any]]:
         """Return the vision towers of a model that does not open as a whole, such as LLaVA."""
         if (original := original_in(settings)) is not None:
