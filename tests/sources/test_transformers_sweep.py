@@ -50,6 +50,7 @@ RESIZED: dict[str, dict[str, Any] | None] = {
     "Pixio": {}, "Tips": {}, "Radio": {}, "Gemma4": {}, "Llama4": None, "Kimi": {},
     "Pixtral": {}, "Mistral3": {}, "LightOnOcr": {},
     "ViTMAE": None, "Aimv2": None, "Sam": None, "GotOcr2": None, "DeepseekOcr2": {},
+    "Cosmos3": {}, "GraniteDocling": None,
     "CLIPModel": None, "MetaClip2Model": None,
 }  # fmt: skip
 
@@ -121,7 +122,7 @@ def test_the_position_table_is_resampled_as_in_the_source(case: str) -> None:
         module.config.image_size, module.config.patch_size = 56, 14
         module = randomize_(type(module)(module.config)).eval()
         module.set_attn_implementation("eager")
-    merges = case.startswith(("Qwen", "Glm", "Exaone", "Kimi"))  # squares of 2 x 2 patches
+    merges = case.startswith(("Qwen", "Glm", "Exaone", "Kimi", "Cosmos3"))  # squares of 2 x 2 patches
     found = stage_differences(
         module, opened(module), pixels_for(module, size=(56, 84) if merges else (42, 84)), **options
     )

@@ -15,8 +15,8 @@ from plain_vit.conversion.parity import contract_of
 from plain_vit.conversion.sources.transformers.families import (
     ADAPTER,
     ARCHITECTURES,
+    CONNECTOR,
     CONTAINERS,
-    MERGED,
     MERGERS,
     NECK,
     UNREAD_NORM,
@@ -344,10 +344,12 @@ _CASES: dict[str, Callable[[str], Any]] = {
     "Siglip2VisionModel without a head": _of(**NAFLEX, vision_use_head=False),
     "Siglip2Model": _joint(NAFLEX),
     "Siglip2ForImageClassification": _joint(NAFLEX, **LABELS),
+    "Cosmos3EdgeVisionModel": _of(**NAFLEX),
+    "GraniteDoclingVisionModel": _of(**SQUARE, deepstack_visual_indexes=[0, 2], out_hidden_size=12),
     "Aimv2VisionModel": _of(**SQUARE),
     "Aimv2VisionModel without a head, with biases": _of(**SQUARE, use_head=False, qkv_bias=True, mlp_bias=True),
     "Aimv2Model": _joint(projection_dim=11),
-    **dict.fromkeys((name for name, family in MERGED.items() if family.model_type.startswith("qwen3_5")), _of(**QWEN)),
+    **dict.fromkeys(("Qwen3_5VisionModel", "Qwen3_5MoeVisionModel", "Qwen4ExpVisionModel"), _of(**QWEN)),
     **dict.fromkeys(("Qwen3VLVisionModel", "Qwen3VLMoeVisionModel", "Qwen3OmniMoeVisionEncoder"),
                     _of(**QWEN, deepstack_visual_indexes=[0, 2])),
     "Qwen2VisionTransformerPretrainedModel": _of(**QWEN2),
@@ -398,7 +400,7 @@ REPRESENTATIVES = [
     "DepthAnythingForDepthEstimation", "SiglipVisionModel, partial patches", "SiglipForImageClassification",
     "Siglip2ForImageClassification", "Siglip2VisionModel", "Aimv2VisionModel", "PixtralVisionModel",
     "MLCDVisionModel", "Qwen3VLVisionModel", "SamVisionModel", "Qwen2VisionTransformerPretrainedModel",
-    "PixioModel", "Tipsv2VisionModel", "RadioModel", "Gemma4VisionModel",
+    "PixioModel", "Tipsv2VisionModel", "Tipsv2VisionModel, SwiGLU", "RadioModel", "Gemma4VisionModel",
     "Llama4VisionModel", "Kimi_K25VisionModel",
     "Exaone4_5_VisionModel", "Glm4vVisionModel", "GlmOcrVisionModel", "PaddleOCRVisionModel", "VideoLlama3VisionModel",
 ]  # fmt: skip
@@ -420,6 +422,7 @@ REORDERED = {
     "Gemma4": "as for Aimv2, and channels of queries and keys are in another order",
     **dict.fromkeys(("Llama4", "Kimi"), "the class token is the last there, or channels are in another order"),
     "Radio": "patches are projected by a dense layer there; pixels are normalised twice to be compared",
+    "Cosmos3": "the keys are in the order in which tokens merge there",
     "Aimv2": "the root mean square is multiplied out there; torch's RMSNorm is one operation",
 }
 # The same for transformers before these releases.
@@ -482,7 +485,7 @@ def pixels_for(module: Any, size: tuple[int, int] | None = None, seed: int = 1) 
 def unread_by(layout: str) -> tuple[str, ...]:
     """Return prefixes of tensors that no output of a class reads, so that they are exported newly initialised."""
     ignored = ARCHITECTURES[layout].ignored
-    if ignored[:1] in (MERGERS[:1], NECK, ADAPTER):
+    if ignored[:1] in (MERGERS[:1], NECK, ADAPTER, CONNECTOR):
         return ("vision_encoder.neck.", *(pattern.strip("*") for pattern, _ in ignored))
     return ("vision_model.post_layernorm.",) if ignored is UNREAD_NORM else ()
 
@@ -519,6 +522,7 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
         alone = [outputs_of(module, image, **options) for image in pixel_values.split(1)]
         return {stage: torch.cat([one[stage] for one in alone]) for stage in alone[0]}
     options = {} if contract.in_one_row else options
+    last: list[torch.Tensor] = []
     if name.startswith("ViTMAE"):
         encoder.config.mask_ratio = 0.0
         patches = encoder.embeddings.patch_embeddings.num_patches
@@ -527,7 +531,6 @@ def outputs_of(module: Any, pixel_values: torch.Tensor, **options: Any) -> dict[
         outputs = module.get_image_features(pixel_values, output_hidden_states=True)
     else:
         options |= {"output_hidden_states": True}
-        last: list[torch.Tensor] = []
         blocks = [part for name, part in encoder.named_modules() if name.endswith((f"layers.{LAST}", f"blocks.{LAST}"))]
         hooks = [block.register_forward_hook(lambda *call: last.append(call[-1])) for block in blocks]
         inputs = contract.inputs(encoder, pixel_values)

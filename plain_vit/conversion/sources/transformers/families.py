@@ -603,6 +603,12 @@ def _merging_inputs(model: Any, pixel_values: torch.Tensor) -> dict[str, torch.T
     return {"hidden_states": frames.flatten(1), "grid_thw": _grids(model, pixel_values, 1)}
 
 
+def _flat_inputs(model: Any, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+    side = model.config.patch_size
+    patches = cut_patches(pixel_values, side, side)[:, _merge_order(model, pixel_values)]
+    return {"pixel_values": patches.flatten(0, 1), "grid_thw": _grids(model, pixel_values, 1)}
+
+
 def _merged_rows(model: Any, tokens: torch.Tensor, pixel_values: torch.Tensor) -> torch.Tensor:
     return tokens.view(len(pixel_values), -1, tokens.shape[-1])[:, _merge_order(model, pixel_values).argsort()]
 
@@ -659,6 +665,7 @@ IN_ONE_ROW = Contract(in_one_row=True)
 MAPS = Contract(  # before the convolutions of its neck, whose output takes the place of the tokens
     rows=lambda model, tokens, pixel_values: tokens.flatten(1, -2), others=("last_hidden_state",)
 )
+IN_SQUARES = Contract(_flat_inputs, _merged_rows, True, ("pooler_output",))
 MERGING = Contract(_merging_inputs, _merged_rows, True, ("final norm", "pooler_output"))
 DOWNSAMPLING = replace(MERGING, others=("last_hidden_state", "pooler_output"))
 BY_PATCH = Contract(_patch_inputs, _raster_rows, True, ("pooler_output",))
@@ -1212,7 +1219,9 @@ def _write_kimi(config: PlainViTConfig) -> dict[str, Any]:
 def _check_kimi(settings: Mapping[str, Any]) -> list[str]:
     h, w = settings["pos_emb_height"], settings["pos_emb_width"]
     oblong = [] if h == w else [f"pos_emb_height={h} beside pos_emb_width={w}: the class itself takes one for both"]
-    return [*oblong, *_check_theta(settings)]
+    merged = settings["merge_kernel_size"]
+    others = [] if [*merged] == [2, 2] else [f"merge_kernel_size={merged}: expected (2, 2)"]
+    return [*oblong, *others, *_check_theta(settings)]
 
 
 POOLER_SETTINGS = ("pooler_output_size", "pooler_act")  # read if there are tensors of a pooler
@@ -1398,6 +1407,15 @@ SIGLIP2 = Family(
     ("vision_use_head", "num_patches"), _read_siglip2, _write_siglip2, check=_check_siglip2, square=True,
     many_sizes=True, contract=NAFLEX,
 )  # fmt: skip
+COSMOS3_EDGE = replace(
+    SIGLIP2, model_type="cosmos3_edge_vision", unread=("num_patches", "spatial_merge_size"),
+    only={"spatial_merge_size": (2, ": expected 2")}, is_bare=False, contract=IN_SQUARES,
+)  # fmt: skip
+CONNECTOR_SETTINGS = ("out_hidden_size", "scale_factor", "deepstack_visual_indexes", "use_fine_route")
+GRANITE_DOCLING = replace(
+    SIGLIP, model_type="granite_docling_vision", settings=IDEFICS2.settings, unread=CONNECTOR_SETTINGS, is_bare=False,
+    left_out=CONNECTOR_SETTINGS, contract=Contract(others=("pooler_output",)),
+)  # fmt: skip
 SAM = Family(
     "sam_vision_model", SAM_ROWS, (),
     {**TOWER_SETTINGS, **_alike("qkv_bias", "initializer_range"), "intermediate_size": "mlp_dim"},
@@ -1460,7 +1478,7 @@ KIMI = Family(
     {"layer_norm_eps": 1e-5, "use_class_token": False, "pooling": "mean", "position_resampling": "bicubic"},
     ("rope_parameters", "pos_emb_height", "pos_emb_width", "pos_emb_time", "merge_kernel_size"),
     _read_kimi, _write_kimi, check=_check_kimi, square=True, is_bare=False,
-    left_out=("pos_emb_time", "merge_kernel_size"), mark=KIMI_TABLE, contract=BY_PATCH,
+    only={"pos_emb_time": (4, ": expected 4")}, mark=KIMI_TABLE, contract=BY_PATCH,
 )  # fmt: skip
 MLCD = replace(
     CLIP, model_type="mlcd_vision_model", rows=MLCD_ROWS, fixed={**CLIP.fixed, "position_embedding_type": "none"},
@@ -1684,6 +1702,7 @@ NORMALISATION = (
     *ignoring("projects videos", "*video_embedder.*", "*video_patch_projection.*"),
 )
 STANDARDISING = ignoring("of the averaged tokens", "std_bias", "std_scale")
+CONNECTOR = ignoring("makes fewer tokens for the language model", "connector.*")
 ADAPTER = ignoring("makes fewer tokens for the language model", "vision_adapter.*")
 SIGLIP_HEAD = ignoring("a head that the model does not read", "*vision_model.head.*", "*packing_position_embedding.*")
 NECK = ignoring("the convolutions after the tower", "*neck.*")
@@ -1695,7 +1714,7 @@ MERGED = {
     **{
         f"{name}VisionModel": replace(QWEN3_VL, model_type=f"{model_type}_vision")
         for name, model_type in (("Qwen3VL", "qwen3_vl"), ("Qwen3VLMoe", "qwen3_vl_moe"), ("Qwen3_5", "qwen3_5"),
-                                 ("Qwen3_5Moe", "qwen3_5_moe"))
+                                 ("Qwen3_5Moe", "qwen3_5_moe"), ("Qwen4Exp", "qwen4_exp"))
     },
     "Qwen3OmniMoeVisionEncoder": QWEN3_OMNI,
     "Qwen2VisionTransformerPretrainedModel": QWEN2_VL,
@@ -1771,6 +1790,8 @@ ARCHITECTURES = {
     "JanusVisionModel": Architecture(JANUS),
     "Siglip2VisionModel": Architecture(SIGLIP2, ATTENTION_POOLING),
     "Siglip2ForImageClassification": Architecture(SIGLIP2, CLASSIFIER_WITHOUT_POOLING, ignored=UNREAD_HEAD),
+    "Cosmos3EdgeVisionModel": Architecture(COSMOS3_EDGE),
+    "GraniteDoclingVisionModel": Architecture(GRANITE_DOCLING, ignored=CONNECTOR),
     "Aimv2VisionModel": Architecture(AIMV2, QUERY_POOLING),
     "PixtralVisionModel": Architecture(PIXTRAL),
     "Gemma4VisionModel": Architecture(GEMMA4, ignored=STANDARDISING),
