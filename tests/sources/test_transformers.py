@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -792,18 +793,27 @@ def test_pixtral_takes_the_images_of_many_sizes_of_its_own_processor(case: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["Qwen3VLVisionModel", "Qwen3VLForConditionalGeneration"])
-def test_a_processor_of_patches_in_the_order_of_merging_is_left_out(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "case, kind",
+    [
+        ("Qwen3VLVisionModel", "Qwen2VLImageProcessor"),
+        ("Qwen3VLForConditionalGeneration", "Qwen2VLImageProcessor"),
+        ("Qwen2_5_VLForConditionalGeneration", "Qwen2VLImageProcessor"),
+        ("Gemma4VisionModel", "Gemma4ImageProcessor"),
+    ],
+)
+def test_a_processor_of_patches_with_their_places_is_left_out(case: str, kind: str, tmp_path: Path) -> None:
     tiny_transformers(case).save_pretrained(tmp_path)
-    transformers.Qwen2VLImageProcessor(patch_size=14).save_pretrained(tmp_path)
+    getattr(transformers, kind)(patch_size=14).save_pretrained(tmp_path)
     opened = from_checkpoint(tmp_path, verify=True)
     assert opened.report.is_independent
     assert opened.image_processor is None
-    assert any("no image processor: Qwen2VLImageProcessor prepares" in note for note in opened.report.notes)
+    assert any(f"no image processor: {kind} prepares" in note for note in opened.report.notes)
     given = from_checkpoint(tmp_path, image_mean=(0.1, 0.2, 0.3), image_std=(0.4, 0.5, 0.6))
     prepare: Any = given.image_processor
     inputs = prepare(Image.new("RGB", (70, 90)), return_tensors="pt")
-    assert given.model(**inputs).last_hidden_state.shape == (1, 16, 40)
+    patches = math.prod(given.model.config.grid_size)
+    assert given.model(**inputs).last_hidden_state.shape == (1, patches, 40)
 
 
 @pytest.mark.slow

@@ -76,6 +76,7 @@ SILENT_ATTRIBUTES = {
 }  # fmt: skip
 # Attention implementations that differ only in the order of operations.
 ATTENTIONS = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
+PLACES = {"image_grid_thw", "image_position_ids"}  # beside patches that are not in raster order, or not packed as ours
 NORMALISING = {one.family.model_type for one in ARCHITECTURES.values() if one.family.normalises}
 SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
 # `model_type` of the models that open. timm's wrapper is read by the timm source.
@@ -293,7 +294,10 @@ class TransformersFormat(Format):
     ) -> tuple[Any, Sequence[str]]:
         """Return transformers' own processor as described by `preprocessor_config.json`, or else a default."""
         mean, std = (per_channel(value, config) for value in (config.image_mean, config.image_std))
-        if normalises := settings.get("model_type") in NORMALISING:  # as the classes themselves do
+        around = _other_type(settings)
+        towers = [settings] if around is None else _towers_in(_read_config(CONFIG_MAPPING[around], settings))
+        normalises = any(one.get("model_type") in NORMALISING for one in towers)  # and no processor does
+        if normalises and not preprocessor:
             hints = replace(hints, image_mean=hints.image_mean or mean, image_std=hints.image_std or std)
         default = super().image_processor(config, settings, preprocessor, hints)
         if not preprocessor:
@@ -301,7 +305,7 @@ class TransformersFormat(Format):
         processor: Any = processor_from_transformers(preprocessor, settings)
         if normalises:
             processor.do_normalize, processor.image_mean, processor.image_std = True, mean, std
-        if _other_type(settings) is None and "image_grid_thw" not in processor.model_input_names:
+        if around is None and PLACES.isdisjoint(processor.model_input_names):
             return processor, ()
         whole, notes = uncut(processor)
         return default if whole is None and hints.image_mean is not None else (whole, notes)
