@@ -13,7 +13,7 @@ from plain_vit.conversion import from_checkpoint, from_module
 from plain_vit.errors import PlainViTError
 from tests.conftest import randomize_
 from tests.sizes import draws
-from tests.sources.transformers_models import CASES, REPRESENTATIVES, outputs_of, pixels_for, stage_differences
+from tests.sources.transformers_models import CASES, REPRESENTATIVES, UNSIZED, outputs_of, pixels_for, stage_differences
 
 PLAIN = "ViTForImageClassification"
 ACTIVATIONS = ["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu", "tanh"]
@@ -51,7 +51,8 @@ def other(name: str, value: Any, draw: random.Random) -> Any:
 def patches_of(tower: dict[str, Any]) -> float:
     """Return the number of patches of an image for the settings of a tower, or 0 if there are no patches."""
     try:
-        sides = [np.broadcast_to(np.asarray(tower[name], float), 2) for name in ("image_size", "patch_size")]
+        sizes = (tower.get("image_size", UNSIZED), tower["patch_size"])
+        sides = [np.broadcast_to(np.asarray(size, float), 2) for size in sizes]
         return float(np.prod(sides[0] / np.maximum(sides[1], 1)))
     except (KeyError, TypeError, ValueError):
         return 0.0

@@ -38,6 +38,7 @@ TEXT = {"vocab_size": 50, "hidden_size": 40, "intermediate_size": 20, "num_hidde
 DECODER = {"decoder_num_attention_heads": 2, "decoder_hidden_size": 16, "decoder_num_hidden_layers": 1,
            "decoder_intermediate_size": 20}  # fmt: skip
 TOLERANCE = 1e-5
+UNSIZED = 84  # pixels down and across for a tower without a native size
 
 
 Make = Callable[[str], Any]  # builds a class by its name, which determines its configuration
@@ -472,7 +473,7 @@ def size_of(module: Any) -> tuple[int, int]:
         return (math.isqrt(tower.num_position_embeddings) * tower.patch_size,) * 2
     if hasattr(tower, "num_patches"):  # from its grid of positions
         return (math.isqrt(tower.num_patches) * tower.patch_size,) * 2
-    own = getattr(tower, "image_size", 84)  # or it has none
+    own = getattr(tower, "image_size", UNSIZED)
     return (own, own) if isinstance(own, int) else tuple(own)
 
 
