@@ -578,6 +578,9 @@ def run(function: Callable[[], int | None]) -> None:
     Args:
         function: Returns the exit status.
     """
+    if "PROGRAM" in function.__globals__:  # of a script that `start_script` runs inside of a command
+        function()
+        return
     try:
         status: Any = function()
     except SystemExit as ended:

@@ -567,12 +567,15 @@ class Loop(Generic[ResultT]):
     def _recovery_hint(self) -> str:
         self.run.finish_saving()
         checkpoint = self.run.newest_checkpoint()
-        left, where = "there is no checkpoint", "in this folder again"
+        left, where, again = "there is no checkpoint", "in this folder again", ""
         if checkpoint is not None:
             left, where = f"the newest checkpoint, {checkpoint}, is from before", "in another folder"
+            again = "--resume "
+        skips = self.options.skip_nonfinite or self.options.mixed_precision == "fp16"
         return (
             f"{left}. Train {where}, with a lower --learning_rate, a longer warm-up, a lower --max_grad_norm, or "
             "without --mixed_precision."
+            + ("" if skips else f" Or add {again}--skip_nonfinite 3: it leaves such steps out.")
         )
 
     def _log(self) -> None:

@@ -411,7 +411,8 @@ def attentive_classifier(model: PreTrainedModel) -> PlainViTForImageClassificati
     config = copy.deepcopy(model.config)
     changes = {
         "pooling": "query", "pooling_num_attention_heads": attentive_heads(model), "pooling_intermediate_size": None,
-        "pooling_num_layers": None, "pool_prefix_tokens": False, "representation_size": None, "classifier_bias": True,
+        "pooling_num_layers": None, "pooling_num_tokens": None, "pool_prefix_tokens": False,
+        "representation_size": None, "classifier_bias": True,
         "final_norm": NORMS.get(config.final_norm, config.final_norm),
     }  # fmt: skip
     try:

@@ -238,6 +238,16 @@ def test_a_step_that_is_left_out_leaves_the_weights_as_they_were(model_folder, l
     assert any(not torch.equal(before[name], tensor) for name, tensor in after.items())
 
 
+def test_a_run_that_ended_at_such_a_step_is_resumed_without_it(model_folder, lose_at, tmp_path):
+    lose_at(3, math.nan)
+    with pytest.raises(TrainingError, match="Or add --resume --skip_nonfinite 3: it leaves such steps out"):
+        run(model_folder, tmp_path / "ended")
+    run(model_folder, tmp_path / "ended", resume=True, skip_nonfinite=3)
+    run(model_folder, tmp_path / "whole", skip_nonfinite=1)
+    for name, tensor in weights_of(tmp_path / "whole").items():
+        assert torch.equal(weights_of(tmp_path / "ended")[name], tensor), name
+
+
 @pytest.mark.slow
 def test_processes_leave_out_the_same_steps(model_folder, tmp_path):
     options = {**SHORT, "optimizer": "sgd", "learning_rate": 1e30, "max_grad_norm": 0, "warmup_steps": 3, "steps": 40}

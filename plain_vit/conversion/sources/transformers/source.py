@@ -132,7 +132,8 @@ class TransformersFormat(Format):
 
     def owns(self, settings: Mapping[str, Any]) -> bool:
         """Return whether a `config.json` has the `model_type` of a class that opens."""
-        return settings.get("model_type") in {one.family.model_type for one in ARCHITECTURES.values()}
+        model_type = settings.get("model_type")  # of any type
+        return any(one.family.model_type == model_type for one in ARCHITECTURES.values())
 
     def models_inside(self, settings: Mapping[str, Any], tensors: StateDict) -> Mapping[str, Mapping[str, Any]]:
         """Return the vision towers of a model that does not open as a whole, such as LLaVA."""
