@@ -30,7 +30,7 @@ from ..training.data.identity import contents_hash, paths_hash
 from ..training.hardware.processes import start_processes
 from ..training.models import checkpoint_hints, configuration_hash, names_of_classes, processor_settings, weights_hash
 from ..training.reports.report import environment
-from ..training.run.folder import as_json, changed_settings, read_json
+from ..training.run.folder import as_json, changed_settings, read_json, require_seen
 from ..training.run.progress import Progress
 from .batches import read_batch
 from .callables import BatchCallable, Predictor, open_model, prepared
@@ -241,6 +241,7 @@ class Run:
         if accelerator.is_main_process and not file.is_file():
             self._write(started, shared=False)
         accelerator.wait_for_everyone()
+        require_seen(_fresh(self.folder) / MANIFEST, accelerator)
 
     def _unbegun(self) -> bool:
         """Return whether a part has no shard: the list of files says so, without reading them."""

@@ -1,4 +1,4 @@
-"""A command for the tests of `benchmarks.gpu`: it notes that it ran, and ends as it is told."""
+"""Stand-in for a benchmark in the tests of `benchmarks.gpu`: records that it ran, then succeeds, fails or hangs."""
 
 import subprocess
 import sys

@@ -24,6 +24,7 @@ from plain_vit.training.hardware.processes import StepExchange
 from plain_vit.training.loop import Loop, Stopped
 from plain_vit.training.run.folder import read_log
 from plain_vit.training.tasks.classification import Classification
+from tests.processes import run_forked
 from tests.sizes import draws
 from tests.training.runs import (
     EXAMPLES,
@@ -248,12 +249,36 @@ def test_a_run_that_ended_at_such_a_step_is_resumed_without_it(model_folder, los
         assert torch.equal(weights_of(tmp_path / "ended")[name], tensor), name
 
 
+# A run whose second process alone has a loss that is not finite at the third step.
+LOST_IN_ONE = """
+import json, os, sys
+from plain_vit.training.tasks.classification import Classification
+from tests.training.run_cases import run_case
+begin, loss, step = Classification.begin_step, Classification.loss, [0]
+
+def begin_step(task, now):
+    step[0] = now
+    begin(task, now)
+
+def spoilt(task, model, batch):
+    mean, sums = loss(task, model, batch)
+    return mean * (float("nan") if step[0] == 2 and os.environ["RANK"] == "1" else 1), sums
+
+Classification.begin_step, Classification.loss = begin_step, spoilt
+run_case("finetune_image_classification", json.loads(sys.argv[1]))
+"""
+
+
 @pytest.mark.slow
-def test_processes_leave_out_the_same_steps(model_folder, tmp_path):
-    options = {**SHORT, "optimizer": "sgd", "learning_rate": 1e30, "max_grad_norm": 0, "warmup_steps": 3, "steps": 40}
-    with pytest.raises(AssertionError) as stopped:
-        launch(SCRIPT, TORCHRUN, model=model_folder, output_dir=tmp_path / "run", skip_nonfinite=2, **options)
-    assert "nor were those of the 2 steps before it" in str(stopped.value)
+@pytest.mark.parametrize("shard", [False, True])
+def test_processes_leave_out_a_step_that_is_not_finite_in_one_of_them(shard, model_folder, tmp_path):
+    options = {**SHORT, "model": str(model_folder), "output_dir": str(tmp_path / "run"), "skip_nonfinite": 1,
+               "checkpoints_kept": 0, "log_every": 1, "shard": shard}  # fmt: skip
+    output = run_forked(["-c", LOST_IN_ONE, json.dumps(options)], 2)
+    assert output.count("left out step 3") == 1
+    log = read_log(tmp_path / "run")
+    assert [line["step"] for line in log if "skipped_in_a_row" in line] == [3]
+    assert all(tensor.isfinite().all() for tensor in weights_of(tmp_path / "run").values())
 
 
 @pytest.mark.slow

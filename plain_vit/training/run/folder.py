@@ -174,7 +174,7 @@ class RunFolder:
                     left.unlink()
                 shutil.rmtree(left, ignore_errors=True)
         checkpoint = self._undamaged_checkpoint()
-        self._require_one_folder()
+        require_seen(self.path / OPTIONS, self.accelerator)
         if checkpoint is not None:
             progress = read_json(checkpoint / PROGRESS)
             self._check_processes(progress)
@@ -187,18 +187,6 @@ class RunFolder:
             self._cut_log(progress or {"step": 0})
         self.accelerator.wait_for_everyone()
         return progress
-
-    def _require_one_folder(self) -> None:
-        """Check that all processes see the file that the main process has written; a network disk may take a while."""
-        until = time.monotonic() + VISIBLE_AFTER
-        while not (seen := (self.path / OPTIONS).exists()) and time.monotonic() < until:
-            time.sleep(0.5)
-        blind = self.accelerator.reduce(torch.tensor(float(not seen), device=self.accelerator.device))
-        if blind > 0:
-            raise OutputError(
-                f"{int(blind)} of {self.accelerator.num_processes} processes do not see {self.path / OPTIONS}, which "
-                "the first one has written: give all machines the same folder, on a disk that they share."
-            )
 
     def release(self) -> None:
         """Let other runs write to the folder; the end of the process does so too."""
@@ -363,6 +351,23 @@ class RunFolder:
     def track(self, *, step: int, **values: Any) -> None:
         """Send values to the trackers, grouped as by transformers' Trainer: `train/loss`, `eval/accuracy`."""
         self.accelerator.log({_tag(name): value for name, value in values.items()}, step=step)
+
+
+def require_seen(file: Path, accelerator: Accelerator) -> None:
+    """Check that all processes see a file that the main process has written; a network disk may take a while.
+
+    Raises:
+        OutputError: Some do not, as on machines that do not share the disk.
+    """
+    until = time.monotonic() + VISIBLE_AFTER
+    while not (seen := file.exists()) and time.monotonic() < until:
+        time.sleep(0.5)
+    blind = accelerator.reduce(torch.tensor(float(not seen), device=accelerator.device))
+    if blind > 0:
+        raise OutputError(
+            f"{int(blind)} of {accelerator.num_processes} processes do not see {file}, which the first one has "
+            "written: give all machines the same folder, on a disk that they share."
+        )
 
 
 def _tag(name: str) -> str:

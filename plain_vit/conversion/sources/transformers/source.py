@@ -77,7 +77,7 @@ SILENT_ATTRIBUTES = {
 # Attention implementations that differ only in the order of operations.
 ATTENTIONS = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
 PLACES = {"image_grid_thw", "image_position_ids"}  # beside patches that are not in raster order, or not packed as ours
-NORMALISING = {one.family.model_type for one in ARCHITECTURES.values() if one.family.normalises}
+TYPES_THAT_NORMALISE = {one.family.model_type for one in ARCHITECTURES.values() if one.family.normalises}
 SHOWN_BY_TENSORS = {"projection_dim", "use_head", "vision_use_head"}
 # `model_type` of the models that open. timm's wrapper is read by the timm source.
 MODEL_TYPES = [*dict.fromkeys(one.family.model_type for one in ARCHITECTURES.values()), *COMPOSITES, "timm_wrapper"]
@@ -297,7 +297,7 @@ class TransformersFormat(Format):
         mean, std = (per_channel(value, config) for value in (config.image_mean, config.image_std))
         around = _other_type(settings)
         towers = [settings] if around is None else _towers_in(_read_config(CONFIG_MAPPING[around], settings))
-        normalises = any(one.get("model_type") in NORMALISING for one in towers)  # and no processor does
+        normalises = any(one.get("model_type") in TYPES_THAT_NORMALISE for one in towers)  # and no processor does
         if normalises and not preprocessor:
             hints = replace(hints, image_mean=hints.image_mean or mean, image_std=hints.image_std or std)
         default = super().image_processor(config, settings, preprocessor, hints)
