@@ -42,13 +42,14 @@ test: $(TRANSFORMERS_TESTS) ## run the default tests
 test-all: test-floors test-year test-space test ## run all tests, also with older releases
 	$(BIN)/python -m pytest -n auto -m slow --durations 20 --minutes 20
 
-test-nightly: $(TRANSFORMERS_TESTS) ## run all tests with many more generated inputs and whole tables, in an order of the day; takes hours
+test-nightly: $(TRANSFORMERS_TESTS) $(FLOORS)/.installed ## run all tests with many more generated inputs and whole tables, in an order of the day; takes hours
+	$(FLOORS)/bin/python -m pytest -n auto -m slow --durations 20 $(TESTS)
 	PLAIN_VIT_NIGHTLY=1 $(BIN)/python -m pytest -n auto -m "" --durations 20 --random-order --random-order-seed $$(date +%j)
 
-test-floors: $(FLOORS)/.installed $(PEERS) ## run the tests that depend on releases, or those in TESTS, with the oldest that setup.py admits
-	$(FLOORS)/bin/python -m pytest -n auto -m "" $(TESTS)
+test-floors: $(FLOORS)/.installed $(PEERS) ## run the default tests that depend on releases, or those in TESTS, with the oldest that setup.py admits
+	$(FLOORS)/bin/python -m pytest -n auto $(TESTS)
 
-test-year: $(YEAR)/.installed $(PEERS) ## run those of the default tier with the releases of a year ago, in tests/year.txt
+test-year: $(YEAR)/.installed $(PEERS) ## the same with the releases of a year ago, in tests/year.txt
 	$(YEAR)/bin/python -m pytest -n auto $(TESTS)
 
 table: $(TRANSFORMERS_TESTS) ## measure every source that opens and write docs/reference/what_opens.md; takes up to an hour
