@@ -214,7 +214,7 @@ def export(options: argparse.Namespace) -> None:
     names = [field.name for field in fields(EngineOptions)]
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     parts: list[str] = options.drop or []
-    if options.to in ENGINES and (options.to_layout is not None or options.into is not None or parts):
+    if options.to in ENGINES and (options.to_layout or options.into or options.into_key or parts):
         raise ExportError(
             f"{options.to} is an engine, which has no layouts and stores only the model, without what no output needs"
         )
@@ -230,7 +230,7 @@ def export(options: argparse.Namespace) -> None:
         tell(options, to_engine(converted.model, options.out, engine=options.to, options=engine_options, **shared))
     else:
         drop = [part for part in parts if part != HEAD]
-        shared |= {"layout": options.to_layout, "into": options.into}
+        shared |= {"layout": options.to_layout, "into": options.into, "into_key": options.into_key}
         export = to_checkpoint(converted.model, options.out, format=options.to, drop=drop, **shared)
         tell(options, export)
 

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +16,14 @@ from .. import modeling_plain_vit as modeling
 from ..configuration_plain_vit import PlainViTConfig
 from ..errors import AmbiguousCheckpointError, ExportError, OutputError, PlainViTError, printable
 from ..files.staging import staged_file, staged_folder
+from ..files.tensors import Place
 from .open import inspect_checkpoint
+from .plan import ConversionPlan
 from .registry import format_named
-from .tables.compare_modules import MASKED
-from .tables.format import Hints
+from .report import Converted
+from .tables.compare_modules import MASKED, lost_fields
+from .tables.engine import revert
+from .tables.format import Format, Hints, StateDict
 from .unseen import Described, class_names, unseen_differences
 
 # Parts of our model that an export may drop, each with the reason. Only the masked-image model depends on them.
@@ -59,6 +64,7 @@ def to_checkpoint(
     sources: Iterable[str | os.PathLike[str]] = (),
     drop: Collection[str] = (),
     into: str | os.PathLike[str] | None = None,
+    into_key: str | None = None,
 ) -> Export:
     """Write our model as a checkpoint of another package; every tensor is copied bit for bit.
 
@@ -74,66 +80,111 @@ def to_checkpoint(
         force: Replace an existing output.
         sources: Files and folders that the model came from, which the output must not replace.
         drop: Parts to drop if the target cannot represent them, as named in `DROPPABLE`.
-        into: For gguf, the file of a larger model: everything else in it is copied byte by byte.
+        into: The checkpoint of a larger model, a folder or file of safetensors or a GGUF file, that contains such a
+            model: a copy of it is written, with this model in place of its own and everything else byte for byte.
+        into_key: The place in that checkpoint, such as "model.vision_tower", if it contains several models.
 
     Returns:
         The path written, the dropped parts, and what differs from the model when the export is opened again.
 
     Raises:
-        ExportError: lists every part that the target cannot represent, and which of them can be dropped.
+        ExportError: lists every part that the target cannot represent, and which of them can be dropped; what differs
+            from the model in `into`; or the tensors that its dtypes cannot hold exactly.
         OutputError: The output cannot be written; the previous content is unchanged.
     """
     target, (config, tensors) = format_named(format), our_tensors(model, drop)
     suffix = Path(path).suffix
-    if target.suffixes and suffix not in target.suffixes:
-        raise OutputError(
-            f"{path} ends in {suffix!r}: a checkpoint of {format} is a file, {' or '.join(target.suffixes)}"
-        )
+    if into is None and into_key is not None:
+        raise ExportError(f"into_key={into_key!r} is a place in another checkpoint: give into, or omit it")
+    if into is not None and not Path(into).exists():
+        raise ExportError(f"into={os.fspath(into)!r} does not exist: give the folder or the file of the larger model")
+    is_file = bool(target.suffixes) if into is None else Path(into).is_file()
+    suffixes = target.suffixes if into is None else (Path(into).suffix,)
+    if is_file and suffix not in suffixes:
+        what = f"a checkpoint of {format}" if into is None else "the copy of into"
+        raise OutputError(f"{path} ends in {suffix!r}: {what} is a file, {' or '.join(suffixes)}")
     if config.num_hidden_layers == 0 and format != "transformers":
         raise ExportError(f"the model has no layers (num_hidden_layers=0), whose names tell a checkpoint of {format}")
-    staging = staged_file if target.suffixes else staged_folder
-    if into is not None and layout is not None:
-        raise ExportError(f"layout={layout!r} is settled by the file that into names: omit it")
+    ours = Described(config, image_processor)
+    staging = staged_file if is_file else staged_folder
     kept = () if into is None else (into,)
     with staging(path, force=force, sources=(*sources, *kept)) as staged, naming_droppable_parts(config):
         if into is None:
             written = target.write(config, tensors, staged, image_processor, layout)
         else:
-            written = target.write_into(config, tensors, staged, Path(into))
-        ours = Described(config, image_processor)
-        changed = changed_by_writing(staged, ours, layout=written or layout, has_processor=not target.suffixes)
+            written = _write_into_copy(target, ours, tensors, staged, Path(into), layout, into_key)
+        has_processor = not target.suffixes
+        changed = changed_by_writing(staged, ours, layout=written or layout, has_processor=has_processor, key=into_key)
     return Export(os.fspath(path), format, {name: DROPPABLE[name] for name in drop}, changed)
 
 
-def changed_by_writing(path: Path, model: Described, *, layout: str | None, has_processor: bool) -> list[str]:
-    """Inspect an exported checkpoint and return how it differs from its model, apart from the outputs.
+def _write_into_copy(
+    target: Format,
+    model: Described,
+    tensors: StateDict,
+    staged: Path,
+    whole: Path,
+    layout: str | None,
+    key: str | None,
+) -> str | None:
+    """Write a copy of a larger checkpoint with our model in place of its own, and return the layout there."""
+    whole = Path(os.path.realpath(whole))
+    try:
+        plan, _ = _inspect_as(model, whole, layout, key, target.name)
+    except AmbiguousCheckpointError as error:
+        if "key" not in error.candidates:
+            raise
+        places = " or ".join(f"into_key={place!r}" for place in error.candidates["key"])
+        raise ExportError(f"{whole} contains several models: give {places}") from error
+    if lost := lost_fields(model.config, lambda: plan.description.config):
+        raise ExportError(f"the model in {whole} is another one:", lost)
+    plan.check()
+    faults, held = [], list[tuple[Place, torch.Tensor]]()
+    for name, tensor in revert(plan.rows, tensors, model.config).items():
+        place = plan.tensors.entries[name].place
+        if place is None:
+            faults.append(
+                f"{name!r} is quantised, or in a file of torch: expected safetensors, or F32, F16, BF16 of GGUF"
+            )
+        elif torch.equal(tensor.to(place.dtype).to(tensor.dtype), tensor):
+            held.append((place, tensor.detach().cpu().contiguous().to(place.dtype)))
+        else:
+            dtype = str(place.dtype).removeprefix("torch.")
+            faults.append(
+                f"{name!r} is {dtype} there and has other values: round the model first, model.to(torch.{dtype})"
+            )
+    if faults:
+        raise ExportError(f"{whole} cannot hold this model exactly:", faults)
+    if whole.is_dir():
+        shutil.copytree(whole, staged, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(whole, staged)
+    for place, tensor in held:
+        with open(staged / place.path.relative_to(whole), "r+b") as file:
+            file.seek(place.offset)
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return plan.description.layout
 
-    Settings that the checkpoint does not contain are taken from the model.
+
+def changed_by_writing(
+    path: Path, model: Described, *, layout: str | None, has_processor: bool, key: str | None = None
+) -> list[str]:
+    """Inspect an exported checkpoint and return how it differs from its model, apart from the outputs.
 
     Args:
         path: The checkpoint.
         model: The model.
         layout: The layout that was written, if the format has several.
         has_processor: Whether the format stores image processing.
+        key: The place of the model in the checkpoint, if it contains several.
 
     Raises:
         ExportError: The checkpoint does not open, even with the settings of the model.
     """
-    answers: dict[str, Any] = {}
-    while True:
-        try:
-            opened = inspect_checkpoint(path, Hints(**answers))[1]
-            break
-        except AmbiguousCheckpointError as error:
-            sets = [
-                {name: _answer(name, model, layout) for name in asked} for asked in (error.candidates, error.otherwise)
-            ]
-            said = next((each for each in sets if each and None not in each.values()), {})
-            if not said or said.keys() & answers.keys():
-                raise ExportError(f"the exported checkpoint cannot be opened again: {error}") from error
-            answers |= said
-        except PlainViTError as error:
-            raise ExportError(f"the exported checkpoint cannot be opened again: {error}") from error
+    try:
+        opened = _inspect_as(model, path, layout, key)[1]
+    except PlainViTError as error:
+        raise ExportError(f"the exported checkpoint cannot be opened again: {error}") from error
     theirs = Described(opened.report.config, opened.image_processor if has_processor else None)
     lines = unseen_differences(model, theirs)
     if class_names(model.config) and not class_names(theirs.config):
@@ -141,6 +192,24 @@ def changed_by_writing(path: Path, model: Described, *, layout: str | None, has_
     if model.image_processor is not None and theirs.image_processor is None:
         lines.append("the image processing is not stored")
     return lines
+
+
+def _inspect_as(
+    model: Described, path: Path, layout: str | None, key: str | None, format: str | None = None
+) -> tuple[ConversionPlan, Converted]:
+    """Inspect a checkpoint, and take the settings that it does not contain from a model."""
+    answers: dict[str, Any] = {} if key is None else {"key": key}
+    while True:
+        try:
+            return inspect_checkpoint(path, Hints(**answers), format)
+        except AmbiguousCheckpointError as error:
+            sets = [
+                {name: _answer(name, model, layout) for name in asked} for asked in (error.candidates, error.otherwise)
+            ]
+            said = next((each for each in sets if each and None not in each.values()), {})
+            if not said or said.keys() & answers.keys():
+                raise
+            answers |= said
 
 
 def _answer(name: str, model: Described, layout: str | None) -> Any:

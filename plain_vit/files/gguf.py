@@ -1,4 +1,4 @@
-"""GGUF files of llama.cpp: reading with a checked header and lazy tensors, writing, and storing tensors in a copy.
+"""GGUF files of llama.cpp: reading with a checked header and lazy tensors, and writing.
 
 `GGUFReader` of the package gguf makes arrays of every value of a header: 172 times its size in memory, and a minute for
 ten megabytes. Here a header is read as plain values, up to `MAX_HEADER_BYTES`. The package dequantises and writes.
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..errors import CheckpointError, ExportError, UnsafeFileError, counted, shortened
+from ..errors import CheckpointError, UnsafeFileError, counted, shortened
 from ..system.extras import needs
 from .kinds import MAX_HEADER_BYTES
-from .tensors import MAX_TENSORS, LazyTensor, LazyTensors, UnchangedFile, check_name, check_shape
+from .tensors import MAX_TENSORS, LazyTensor, LazyTensors, Place, UnchangedFile, check_name, check_shape
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 ALIGNMENT = "general.alignment"
@@ -101,7 +101,7 @@ def open_gguf(path: Path) -> tuple[LazyTensors, dict[str, Any], tuple[str, ...]]
     for name, (shape, kind, start, nbytes) in stored.items():
         if (dtype := DTYPES.get(kind)) is not None:
             read, map = (partial(_shaped, way, start, nbytes, dtype, shape) for way in (file.read, file.map))
-            entries[name] = LazyTensor(shape, dtype, read, map, is_overwritten=True)
+            entries[name] = LazyTensor(shape, dtype, read, map, is_overwritten=True, place=Place(path, start, dtype))
         else:
             entries[name] = LazyTensor(shape, torch.float32, partial(_dequantized, file, stored[name]))
     quantised = Counter(_quantisation(path, one.kind)[0] for one in stored.values() if one.kind not in DTYPES)
@@ -204,32 +204,3 @@ def save_gguf(settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def store_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Replace tensors in a GGUF file by others of the same names and shapes; everything else in it stays as it is.
-
-    Raises:
-        ExportError: lists the tensors that the file does not have, or cannot hold exactly.
-    """
-    _, stored = _read_header(UnchangedFile(path))
-    faults = [fault for name, tensor in tensors.items() if (fault := _misfit(name, tensor, stored.get(name)))]
-    if faults:
-        raise ExportError(f"{path.name} cannot hold this model exactly:", faults)
-    with path.open("r+b") as file:
-        for name, tensor in tensors.items():
-            file.seek(stored[name].start)
-            held = tensor.detach().cpu().contiguous().to(DTYPES[stored[name].kind])
-            file.write(held.reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _misfit(name: str, tensor: torch.Tensor, stored: _Stored | None) -> str | None:
-    if stored is None or stored.shape != tuple(tensor.shape):
-        found = "nothing" if stored is None else f"shape {stored.shape}"
-        return f"{name!r} of shape {tuple(tensor.shape)}: the file has {found}"
-    if (dtype := DTYPES.get(stored.kind)) is None:
-        return f"{name!r} is quantised there: give a file of F32, F16 or BF16"
-    if not torch.equal(tensor.to(dtype).to(tensor.dtype), tensor):
-        name_of = str(dtype).removeprefix("torch.")
-        return f"{name!r} is {name_of} there and has other values: round the model first, model.to(torch.{name_of})"
-    return None

@@ -23,6 +23,7 @@ from .tensors import (
     MAX_TENSORS,
     LazyTensor,
     LazyTensors,
+    Place,
     UnchangedFile,
     check_name,
     check_shape,
@@ -49,7 +50,7 @@ DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-Place = tuple[IO[bytes], int]  # file of a tensor, and offset in it
+OpenPlace = tuple[IO[bytes], int]  # the file to write a tensor to, and the offset in it
 
 
 def open_safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
@@ -79,10 +80,8 @@ def open_safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
     for name, entry in header.items():
         shape, dtype, begin, end = _safetensors_entry(path, name, entry)
         spans.append((begin, end, name))
-        place = data_start + begin, shape, dtype
-        entries[name] = LazyTensor(
-            shape, dtype, partial(_safetensor, file.read, *place), partial(_safetensor, file.map, *place)
-        )
+        read, map = (partial(_safetensor, way, data_start + begin, shape, dtype) for way in (file.read, file.map))
+        entries[name] = LazyTensor(shape, dtype, read, map, place=Place(path, data_start + begin, dtype))
 
     position = 0
     for begin, end, name in sorted(spans):
@@ -179,7 +178,7 @@ def save_state_dict(
     shards = _shards(path, like, max_shard_size)
     written = [path.with_name(name) for name in shards]
     with ExitStack() as stack:
-        places: dict[str, Place] = {}
+        places: dict[str, OpenPlace] = {}
         for file_path, names in zip(written, shards.values(), strict=True):
             file = stack.enter_context(_new_file(file_path))
             places.update(_write_header(file, {name: like[name] for name in names}, metadata or {}))
@@ -244,7 +243,7 @@ def _announced(
         raise OutputError(f"{path}: {len(missing)} tensors of `like` are missing, such as {first!r}.")
 
 
-def _write_in_turn(pairs: Iterable[tuple[str, torch.Tensor]], places: Mapping[str, Place], bar: tqdm) -> None:
+def _write_in_turn(pairs: Iterable[tuple[str, torch.Tensor]], places: Mapping[str, OpenPlace], bar: tqdm) -> None:
     """Write each tensor to its place while the next one is computed; at most two are in memory."""
     with ThreadPoolExecutor(1) as writer:
         written_before = writer.submit(lambda: None)
@@ -280,7 +279,9 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def _write_header(file: IO[bytes], like: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> dict[str, Place]:
+def _write_header(
+    file: IO[bytes], like: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
+) -> dict[str, OpenPlace]:
     """Write a safetensors header, set the file to its full size, and return the place of each tensor."""
     order = sorted(like, key=lambda name: (-like[name].dtype.itemsize, name))  # aligns every tensor to its item size
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import torch
 
@@ -23,6 +23,14 @@ MAX_TENSORS = 50_000  # far above the needs of any Vision Transformer
 LONGEST_NAME = 1000  # characters of a tensor's name, which is copied and matched many times; real names have up to 100
 CHUNK_BYTES = 16 * 2**20
 HUGE_PAGE = 2 * 2**20
+
+
+class Place(NamedTuple):
+    """Where a file holds the numbers of a tensor, one after the other: the file, the offset in bytes and the dtype."""
+
+    path: Path
+    offset: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,8 @@ class LazyTensor:
             cannot be mapped.
         is_overwritten: Whether writers overwrite the file in place instead of replacing it. A mapped tensor then
             changes with the file, and the process is killed if the file becomes shorter.
+        place: Where the tensor can be replaced; None if its file has other bytes than its numbers, or other ways to
+            find them.
     """
 
     shape: tuple[int, ...]
@@ -44,6 +54,7 @@ class LazyTensor:
     read: Callable[[], torch.Tensor]
     map: Callable[[], torch.Tensor] | None = None
     is_overwritten: bool = False
+    place: Place | None = None
 
     @property
     def nbytes(self) -> int:

@@ -232,15 +232,13 @@ def test_a_tuned_tower_goes_into_a_copy_of_its_file(tmp_path: Path, capsys: pyte
     assert all(torch.equal(one.float(), opened.state_dict()[name]) for name, one in model.state_dict().items())
     (folder := tmp_path / "whole").mkdir()
     shutil.copy(path, folder)
-    to_checkpoint(model, tmp_path / "by_folder.gguf", format="gguf", into=folder)
-    assert (tmp_path / "by_folder.gguf").read_bytes() == (tmp_path / "again.gguf").read_bytes()
+    to_checkpoint(model, tmp_path / "by_folder", format="gguf", into=folder)
+    assert (tmp_path / "by_folder" / path.name).read_bytes() == (tmp_path / "again.gguf").read_bytes()
     other = PlainViTForImageClassification(tiny_config(num_labels=0))
-    with pytest.raises(ExportError, match="is another model"):
+    with pytest.raises(ExportError, match="is another one"):
         to_checkpoint(other, tmp_path / "other.gguf", format="gguf", into=path)
-    with pytest.raises(ExportError, match="timm writes whole checkpoints: omit into="):
-        to_checkpoint(other, tmp_path / "timm", format="timm", into=path)
-    with pytest.raises(ExportError, match="layout='mlp' is settled"):
-        to_checkpoint(other, tmp_path / "other.gguf", format="gguf", into=path, layout="mlp")
+    with pytest.raises(UnknownFormatError, match="does not have the names of timm"):
+        to_checkpoint(other, tmp_path / "timm.gguf", format="timm", into=path)
     capsys.readouterr()
 
 

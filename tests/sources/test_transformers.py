@@ -1,6 +1,7 @@
 """transformers' own Vision Transformers: live, in files with both generations of names, and exported."""
 
 import contextlib
+import copy
 import inspect
 import json
 import math
@@ -55,6 +56,7 @@ from tests.releases import not_with_transformers
 from tests.sizes import draws, few
 from tests.sources.transformers_models import (
     CASES,
+    COMPOSITES,
     LANGUAGE,
     REPRESENTATIVES,
     SQUARE,
@@ -395,15 +397,23 @@ def test_of_several_towers_the_error_asks_which(tmp_path: Path) -> None:
         fusion_hidden_size=8, use_fov_model=False, intermediate_hook_ids=[1, 0], intermediate_feature_dims=(8, 8),
     )  # fmt: skip
     module: Any = randomize_(transformers.DepthProModel(config)).eval()
-    module.save_pretrained(tmp_path)
+    module.save_pretrained(whole := tmp_path / "whole")
     places = ("encoder.image_encoder.model", "encoder.patch_encoder.model")
     with pytest.raises(AmbiguousCheckpointError) as caught:
-        from_checkpoint(tmp_path)
+        from_checkpoint(whole)
     assert set(caught.value.candidates["key"]) == set(places)
     for place in places:
-        opened = from_checkpoint(tmp_path, key=place)
+        opened = from_checkpoint(whole, key=place)
         ours = from_module(module.get_submodule(place)).state_dict()
         assert all(torch.equal(tensor, ours[name]) for name, tensor in opened.model.state_dict().items())
+    model = randomize_(opened.model)
+    with pytest.raises(ExportError, match=r"several models.*into_key=.encoder.image_encoder.model"):
+        to_checkpoint(model, tmp_path / "new", format="transformers", into=whole)
+    to_checkpoint(model, new := tmp_path / "new", format="transformers", into=whole, into_key=places[0])
+    for place, folder in zip(places, (None, whole), strict=True):
+        expected = (model if folder is None else from_checkpoint(folder, key=place).model).state_dict()
+        ours = from_checkpoint(new, key=place).model.state_dict()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in ours.items())
 
 
 # InternViT's own code, which no package has and which is never run: what it computes is written again here.
@@ -777,6 +787,48 @@ def test_no_image_is_prepared_at_the_size_that_a_file_says(tmp_path: Path, monke
     monkeypatch.setattr(transformers.CLIPImageProcessor, "__call__", record)
     assert from_checkpoint(tmp_path).image_processor.size["shortest_edge"] == 10**8
     assert sides == [224]
+
+
+@pytest.mark.slow(quick=["LlavaForConditionalGeneration", "Qwen3VLForConditionalGeneration"])
+@pytest.mark.parametrize("case", COMPOSITES)
+def test_a_tuned_tower_goes_into_a_copy_of_the_whole_model(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole, tuned = tmp_path / "whole", tmp_path / "tuned"
+    module = tiny_transformers(case)
+    module.save_pretrained(whole, max_shard_size="50KB")
+    (whole / "notes.txt").write_text("kept")
+    model = from_checkpoint(whole).model
+    before, opened = copy.deepcopy(model.state_dict()), copy.deepcopy(model)
+    to_checkpoint(opened, tmp_path / "same", format="transformers", into="whole")
+    assert all(path.read_bytes() == Path(tmp_path, "same", path.name).read_bytes() for path in whole.iterdir())
+    for tensor in model.state_dict().values():
+        tensor.mul_(-1.5)
+    to_checkpoint(model, tuned, format="transformers", into=whole)
+    assert (tuned / "notes.txt").read_text() == "kept"
+    old, new = (type(module).from_pretrained(folder).state_dict() for folder in (whole, tuned))
+    changed = {name for name in new if not torch.equal(new[name], old[name])}
+    assert 0 < len(changed) < len(new)
+    again = from_checkpoint(tuned).model.state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any(torch.equal(again[name], before[name]) for name in before)
+
+
+def test_no_tower_goes_into_a_file_of_torch_or_beside_another_model(tmp_path: Path) -> None:
+    module = tiny_transformers("ViTModel")
+    module.config.architectures = ["ViTModel"]
+    module.config.save_pretrained(tmp_path / "whole")
+    torch.save(module.state_dict(), tmp_path / "whole" / "pytorch_model.bin")
+    model, out = from_checkpoint(tmp_path / "whole").model, tmp_path / "out"
+    for refused, into, key in (
+        (r"in a file of torch: expected safetensors", tmp_path / "whole", None),
+        ("does not exist: give the folder", tmp_path / "nothing", None),
+        ("is a place in another checkpoint", None, "vit"),
+    ):
+        with pytest.raises(ExportError, match=refused):
+            to_checkpoint(model, out, format="transformers", into=into, into_key=key)
+    assert not out.exists()
 
 
 @pytest.mark.slow(quick=["PixtralVisionModel"])

@@ -5,7 +5,6 @@ Settings are in the file, and the type of the projector names the tower. Source:
 """
 
 import math
-import shutil
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,7 @@ import torch
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import CheckpointError, ExportError, UnknownFormatError
-from ...files.gguf import save_gguf, store_tensors
-from ...files.reading import read_checkpoint
+from ...files.gguf import save_gguf
 from ..tables.compare_modules import lost_fields
 from ..tables.engine import ADD_TWO_AXES, Row, revert, sources_of
 from ..tables.format import Description, FileFormat, Hints, Inference, StateDict
@@ -179,20 +177,6 @@ class GgufFormat(FileFormat):
                 )
                 return named
         raise ExportError("llama.cpp's vision towers cannot represent this model:", min(lost.values(), key=len))
-
-    def write_into(self, config: PlainViTConfig, tensors: StateDict, path: Path, whole: Path) -> str | None:
-        """Write a copy of a file with this tower in place of its own.
-
-        Raises:
-            ExportError: lists what differs from its tower, and the tensors that its types cannot hold exactly.
-        """
-        held = read_checkpoint(whole)
-        theirs = self.describe_checkpoint(held.tensors.meta(), held.config or {}, Hints())
-        if lost := lost_fields(config, lambda: theirs.config):
-            raise ExportError(f"the tower of {whole} is another model:", lost)
-        shutil.copyfile(held.files[0], path)
-        store_tensors(path, revert(self.rows(config, theirs.layout), tensors, config))
-        return theirs.layout
 
 
 def _as_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:

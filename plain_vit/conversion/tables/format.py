@@ -530,23 +530,6 @@ class Format(ABC):
             ExportError: lists every part that the format cannot represent.
         """
 
-    def write_into(self, config: PlainViTConfig, tensors: StateDict, path: Path, whole: Path) -> str | None:
-        """Write a copy of a checkpoint of a larger model, with this model in place of its own.
-
-        Args:
-            config: As for `write`.
-            tensors: As for `write`.
-            path: As for `write`.
-            whole: The checkpoint of the larger model, which stays as it is.
-
-        Returns:
-            As `write`.
-
-        Raises:
-            ExportError: The format has no such copies, or the model there is another one.
-        """
-        raise ExportError(f"{self.name} writes whole checkpoints: omit into={str(whole)!r}")
-
 
 class FileFormat(Format):
     """A source of files alone, whose models are no torch modules that open.
