@@ -213,7 +213,7 @@ class FineTuning:
             print(f"the report is {page}")
         print(
             f"{data.held_out} {result.summary}, on {result.count} of {len(held_out)} images, after "
-            f"{results['seconds']} s; the model is in {path}"
+            f"{results['seconds']} s; the model is in {self.loop.run.place}"
         )
         card = model_facts(arguments, data, self.loop, result)
         pushed = publish(path, card, repo_id=arguments.push_to_hub, private=arguments.hub_private, say=print)
@@ -258,6 +258,7 @@ def finetune(
     loop.finish(final, results)
     if accelerator.is_main_process and described:
         run.describe_result(snapshots, final, result, results)
+    loop.run.upload()
     accelerator.end_training()
     accelerator.free_memory()
     return result

@@ -112,8 +112,9 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
     loop.finish(final, results)
     if accelerator.is_main_process:
         describe_model(arguments, loop, len(train), len(watched))
+    run.upload()
     loss = result.values["loss"]
-    accelerator.print(f"validation loss {loss:.4f} on {counted(len(watched), 'image')}; the model is in {run.path}")
+    accelerator.print(f"validation loss {loss:.4f} on {counted(len(watched), 'image')}; the model is in {run.place}")
     accelerator.end_training()
     accelerator.free_memory()
     return results

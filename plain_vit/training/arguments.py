@@ -355,7 +355,7 @@ class StepOptions(Group):
 class FolderOptions(ProcessOptions):
     """Run folder, logging, evaluation and checkpoints."""
 
-    output_dir: str = option(help="new or empty folder")
+    output_dir: str = option(help="new or empty folder, also s3://, gs:// or hf://, copied there beside training")
     resume: bool = option(False, "resume from the newest checkpoint in output_dir")
     evaluations: Count | None = option(None, "number of evaluations, evenly spaced (default: once per epoch)")
     log_every: Count = option(10, "optimizer steps between logged values")

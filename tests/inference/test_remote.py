@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import datasets
 import pytest
@@ -34,6 +35,7 @@ def s3(patched: pytest.MonkeyPatch, folder: Path) -> Iterator[tuple[Any, str]]:
     s3fs.S3FileSystem.clear_instance_cache()
     s3fs.S3FileSystem().mkdir("bucket")
     yield s3fs.S3FileSystem(), "bucket"
+    urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST"))  # buckets outlive a server
     server.stop()
 
 

@@ -1,7 +1,6 @@
 """Facts about a fine-tuning run: plan, requirements, results, and contents of the model card."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -28,6 +27,7 @@ from ..loop import Loop, Schedule, folders_of_best
 from ..metrics import Evaluation, metric_text
 from ..optimization import scheduled_rate, settings_of
 from ..run.dry_run import describe_needs, measure_needs
+from ..run.remote import working_folder
 from ..tasks.classification import ImageTask
 from ..vector_metrics import VectorEvaluation
 from .publishing import training_facts
@@ -201,7 +201,7 @@ def describe_plan(
     averaged = learner.average is not None
     tables = describe_needs(
         measure_needs(learner.model, learner.optimizer, accelerator, NoiseInputs(image_processor), averaged=averaged),
-        Path(options.output_dir),
+        working_folder(options.output_dir),
         micro_batch=micro_batch,
         shards=processes if options.shard else 1,
         checkpoints_kept=options.checkpoints_kept,
@@ -237,7 +237,7 @@ def model_facts(
         **({} if loop.selected is None else {"best_metric": loop.chooses_by, "selected_step": loop.selected}),
     }
     return training_facts(
-        Path(options.output_dir),
+        loop.run.path,
         source=options.model,
         from_scratch=options.from_scratch,
         dataset=options.dataset,

@@ -30,12 +30,13 @@ from ...files.staging import (
 )
 from ...system.extras import needs
 from ..hardware.sharding import ShardedState
+from .remote import CHECKPOINTS, OPTIONS, RemoteFolder, working_folder
 
 with needs("plain-vit[train]"):
     from accelerate import Accelerator
     from accelerate.utils import broadcast_object_list
 
-OPTIONS, LOG, CHECKPOINTS = "run.json", "log.jsonl", "checkpoints"
+LOG = "log.jsonl"
 VISIBLE_AFTER = 60.0  # seconds after which a file on a network disk is seen by all machines
 WRITTEN, DELETED = ".written", ".deleted"  # folders of a checkpoint being written, and of one being deleted
 PROGRESS, AVERAGE = "progress.json", "average.safetensors"  # in a checkpoint, in addition to Accelerate's files
@@ -79,7 +80,7 @@ class RunFolder:
     Nothing is written before `begin`.
 
     Args:
-        path: the folder.
+        path: the folder, or a URL of fsspec, whose copy the local folder `path` then is.
         accelerator: accelerator of the run; one process writes common files, all write their parts of a checkpoint.
         options: settings that determine the result; a resumed run must have the same.
         resume: resume from the newest checkpoint.
@@ -99,7 +100,8 @@ class RunFolder:
         resume: bool,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path, self.accelerator, self.resume = Path(path), accelerator, resume
+        self.accelerator, self.resume, self.place = accelerator, resume, str(path)
+        self.path, self.remote = working_folder(path), RemoteFolder(self.place) if "://" in self.place else None
         self.defaults = {name: value for name, value in (defaults or {}).items() if name in options}
         self.options = json.loads(json.dumps(options))  # as JSON reads them back
         self.checkpoints = self.path / CHECKPOINTS
@@ -107,6 +109,9 @@ class RunFolder:
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.saving: Future[None] | None = None  # only in the main process
         self.held: weakref.finalize[..., RunFolder] | None = None  # only in the main process, from `begin` on
+        if self.remote is not None and accelerator.is_main_process:
+            self.remote.fetch(accelerator.print, resume=resume)
+        accelerator.wait_for_everyone()
         self._check()
 
     def _check(self) -> None:
@@ -118,13 +123,13 @@ class RunFolder:
         if not (self.path / OPTIONS).exists():
             if not self.accelerator.is_main_process:
                 return  # `begin` says that it sees another folder
-            raise TrainingError(f"{self.path} contains no run to resume: omit --resume.")
+            raise TrainingError(f"{self.place} contains no run to resume: omit --resume.")
         before = self.before = {**json.loads(json.dumps(self.defaults)), **read_json(self.path / OPTIONS)}
         changed = changed_settings(before, self.options, free=LENGTH_OPTIONS)
         if changed and self._has_only_begun():
             self.resume, self.before = False, {}
         elif changed:
-            raise TrainingError(f"The run in {self.path} differs in {changed}: resume it with the same options.")
+            raise TrainingError(f"The run in {self.place} differs in {changed}: resume it with the same options.")
 
     def _has_only_begun(self) -> bool:
         """Return whether the folder holds a run without a checkpoint or weights, which can be removed without loss."""
@@ -135,7 +140,7 @@ class RunFolder:
 
     def _refuse_contents(self) -> None:
         if not is_vacant(self.path) and not self._has_only_begun():
-            raise OutputExistsError(f"{self.path} is not empty: give another folder, or continue with --resume.")
+            raise OutputExistsError(f"{self.place} is not empty: give another folder, or continue with --resume.")
 
     def _begin_anew(self) -> None:
         """Remove the files of a run without a checkpoint, and write the settings; requires the lock on the folder."""
@@ -282,6 +287,7 @@ class RunFolder:
         self.finish_saving()
         written, name = self.checkpoints / WRITTEN, f"step_{progress['step']:08d}"
         is_main = self.accelerator.is_main_process
+        self.upload()
         if is_main:
             written.mkdir(parents=True)
         self.accelerator.wait_for_everyone()
@@ -312,6 +318,13 @@ class RunFolder:
         for old in sorted(self.checkpoints.glob("step_*"))[:-keep]:
             old.rename(self.checkpoints / DELETED)  # so that no partial checkpoint keeps its name
             shutil.rmtree(self.checkpoints / DELETED)
+        if self.remote is not None:
+            self.remote.upload_checkpoint(name)
+
+    def upload(self) -> None:
+        """Upload the files beside the checkpoints, if the run is in a store of objects."""
+        if self.remote is not None and self.accelerator.is_main_process:
+            self.remote.upload()
 
     def finish_saving(self) -> None:
         """Wait until the last checkpoint is complete; all processes must call this.
