@@ -298,7 +298,7 @@ COMMANDS = {
     "pretrain": Command(
         "pre-train without labels",
         "--model glyphs --dataset digits --output-dir runs/masked",
-        script="pretrain_masked_patches",
+        script="pretrain",
     ),
     "probe": Command(
         "evaluate frozen features", "--model glyphs --dataset digits --output-dir runs/probe", script="linear_probe"

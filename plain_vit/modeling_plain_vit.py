@@ -447,16 +447,18 @@ class PlainViTEncoder(PlainViTPreTrainedModel):
         stages: Container[int] = (),
         num_output_tokens: int | None = None,
         num_layers: int | None = None,
+        kept: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the tokens (B, L, D) after the last block and after each of `stages`, where 0 is the embeddings.
 
         The last block computes only the first `num_output_tokens` of each image, or all if it is None. `num_layers` is
-        the number of blocks to run, or None for all.
+        the number of blocks to run, or None for all. The blocks see only the tokens of the numbers `kept`, (B, L), or
+        those that patch dropout draws if it is None.
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions") or self.config.output_attentions
         hidden_states = self.embeddings(pixel_values, bool_masked_pos, tokens)
-        kept = self.patch_dropout(hidden_states)
+        kept = self.patch_dropout(hidden_states) if kept is None else kept
         if kept is not None:
             hidden_states = hidden_states.take_along_dim(kept.unsqueeze(-1), dim=1)
         places = self.places(tokens, pixel_values, kept, tokens.num_readable(num_output_tokens))

@@ -16,7 +16,7 @@ from plain_vit.training.recipes import RECIPES
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 SIZES = ("smoke", "desk", "paper")
-SCRIPTS = {"finetune": "examples/finetune_image_classification.py", "masked": "examples/pretrain_masked_patches.py"}
+SCRIPTS = {"finetune": "examples/finetune_image_classification.py", "masked": "examples/pretrain.py"}
 CHOOSING_SEED = 0  # seed of the runs that choose the learning rate; reported runs have other seeds
 FIRST, CHOOSE, REPORT = "first", "choose", "report"  # roles: an earlier stage, a choice, a result
 COMPUTE = "compute"  # value of a study's `x`: contenders are placed by their compute

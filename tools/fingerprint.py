@@ -188,7 +188,7 @@ def training() -> Iterator[tuple[str, dict[str, Any]]]:
 
     with tempfile.TemporaryDirectory() as temporary:
         for name, (processes, own) in RUNS.items():
-            script = "pretrain_masked_patches" if "masked patches" in name else "finetune_image_classification"
+            script = "pretrain" if "masked patches" in name else "finetune_image_classification"
             options = {option: value for option, value in {**COMMON, **own}.items() if value is not None}
             options["model"] = str(save_plain_vit(Path(temporary, name, "model")))
             for kind in ("whole", "killed and resumed") if name in KILLED else ("whole",):

@@ -792,11 +792,33 @@ class PretrainArguments(LoopOptions, ImageOptions, WeightsOptions):
     split: str | None = option(None, "training split (default: train, or else the only one)")
     validation_fraction: BelowOne = option(0.02, "fraction of its images used for validation instead of training")
 
-    target: Literal["mean_color", "pixels"] = option("mean_color", "prediction target of a patch")
+    recipe: list[str] = option([], "named options, overridden by others (--list_recipes); several apply in order")
+    method: Literal["masked_patches", "mae"] = option(
+        "masked_patches", "mae: a masked autoencoder, whose encoder sees only the patches that are not masked"
+    )
+    target: Literal["mean_color", "pixels"] = option(
+        "mean_color", "prediction target of a patch", needs="method=masked_patches"
+    )
     mask_ratio: Between | None = option(None, "fraction of the patches to predict (default: as published)")
-    hidden_share: Share | None = option(None, "fraction of those replaced by the mask token (default: as published)")
-    exchanged_share: Share | None = option(None, "fraction of those replaced by another patch")
+    hidden_share: Share | None = option(
+        None, "fraction of those replaced by the mask token (default: as published)", needs="method=masked_patches"
+    )
+    exchanged_share: Share | None = option(
+        None, "fraction of those replaced by another patch", needs="method=masked_patches"
+    )
     mask_block: Count = option(1, "side, in patches, of the squares that are masked as a whole")
+    norm_pix_loss: bool = option(
+        False, "predict pixels normalised by mean and standard deviation of their patch", needs="method=mae"
+    )
+    decoder_embed_dim: Count | None = option(
+        None, "width of the decoder (default: the checkpoint's, else 512)", needs="method=mae"
+    )
+    decoder_depth: Count | None = option(
+        None, "blocks of the decoder (default: the checkpoint's, else 8)", needs="method=mae"
+    )
+    decoder_num_heads: Count | None = option(
+        None, "heads of the decoder (default: the checkpoint's, else 16)", needs="method=mae"
+    )
     crop_scale: Part = option(1.0, "smallest fraction of the area that a random crop keeps; 1: no crop")
     horizontal_flip: Share = option(0.0, "probability")
 
@@ -812,7 +834,7 @@ SCRIPTS: dict[str, type] = {
     "predict": PredictArguments,
     "ray_features": RayArguments,
     "linear_probe": ProbeArguments,
-    "pretrain_masked_patches": PretrainArguments,
+    "pretrain": PretrainArguments,
 }
 
 

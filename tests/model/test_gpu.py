@@ -355,7 +355,7 @@ def test_the_other_scripts_find_on_a_gpu_what_they_find_on_a_cpu(
         probe, masked = (tmp_path / f"{name}-{device}" for name in ("probe", "masked"))
         launch("evaluate_image_classification", PYTHON, model=model, dataset="digits", output=evaluation)
         launch("linear_probe", PYTHON, model=model, dataset="digits", output_dir=probe)
-        launch("pretrain_masked_patches", PYTHON, model="vit-tiny-patch16-32", dataset="digits", output_dir=masked,
+        launch("pretrain", PYTHON, model="vit-tiny-patch16-32", dataset="digits", output_dir=masked,
                steps=4, batch_size=16, warmup_steps=0, log_every=1, tf32=False)  # fmt: skip
         found[device] = [
             json.loads(evaluation.read_text())["top1_accuracy"],

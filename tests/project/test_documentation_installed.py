@@ -39,7 +39,7 @@ NOT_RUN = {
     f"{LAUNCHED}gpus.yaml examples/finetune_image_classification.py --recipe vit-imagenet ": GPUS,
     f"{LAUNCHED}several_machines.yaml": GPUS,
     f"{LAUNCHED}gpus.yaml examples/finetune_image_classification.py --recipe vit-pretrain-": GPUS,
-    f"{LAUNCHED}gpus.yaml examples/pretrain_masked_patches.py": GPUS,
+    f"{LAUNCHED}gpus.yaml examples/pretrain.py": GPUS,
 }
 
 # Runs the blocks of a page in order, Python blocks and the lines of "command" in one session, and writes the output of

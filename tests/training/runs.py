@@ -39,7 +39,7 @@ from tests.tiny import tiny_config
 EXAMPLES = ROOT / "examples"
 ENTRIES = {
     "finetune_image_classification": ("finetune", "FinetuneArguments"),
-    "pretrain_masked_patches": ("pretrain", "PretrainArguments"),
+    "pretrain": ("pretrain", "PretrainArguments"),
     "evaluate_image_classification": ("evaluate", "EvaluateArguments"),
     "extract_features": ("extract", "ExtractArguments"),
     "linear_probe": ("probe", "ProbeArguments"),

@@ -18,7 +18,7 @@ from plain_vit.errors import DataError
 from plain_vit.training.data import load_classification_data, load_images, without_unreadable
 from plain_vit.training.data.augmentation import AugmentedImages, training_transform
 from plain_vit.training.data.decoding import ReadableImages, decode_image, open_stored
-from plain_vit.training.tasks.masked_patches import CORRUPTIONS, CorruptedImages
+from plain_vit.training.tasks.unlabelled import UnlabelledImages
 
 PROCESSOR = PlainViTImageProcessor(size={"height": 24, "width": 16})
 CLASSES = ("ant", "bee")
@@ -157,8 +157,8 @@ def test_deep_colour_images_have_the_high_byte_of_each_channel_everywhere(kind):
 
 
 @pytest.mark.parametrize("kind", GREY)
-def test_masked_pre_training_refuses_deep_images(kind, tmp_path):
+def test_pre_training_refuses_deep_images(kind, tmp_path):
     images = load_images(str(write_folder(tmp_path, deep_file(kind, 1))))
-    hidden = CorruptedImages(images, training_transform(PROCESSOR), (8, 8), CORRUPTIONS["mean_color"], 0)
+    unlabelled = UnlabelledImages(images, {"pixel_values": training_transform(PROCESSOR)}, None, 0)
     with pytest.raises(DataError, match=r"deep\.(png|tiff) \(.*more than 8 bits per channel"):
-        list(map(hidden.__getitem__, [(0, row) for row in range(len(images))]))
+        list(map(unlabelled.__getitem__, [(0, row) for row in range(len(images))]))

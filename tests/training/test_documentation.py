@@ -21,7 +21,7 @@ COMMANDS = [line for kind, code in BLOCKS if kind == "bash" for line in code.rep
 ARGUMENTS = {
     "finetune_image_classification": "FinetuneArguments",
     "evaluate_image_classification": "EvaluateArguments",
-    "pretrain_masked_patches": "PretrainArguments",
+    "pretrain": "PretrainArguments",
     "linear_probe": "ProbeArguments",
 }
 

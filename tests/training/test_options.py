@@ -477,10 +477,11 @@ def test_new_weights_are_drawn_as_asked(tmp_path):
     assert deviation == pytest.approx(
         {None: 0.02, "transformers": 0.02, "timm": 0.02, "google": 0.02, "vit_pytorch": 1.0}, rel=0.3
     )
-    masked = open_script("pretrain_masked_patches")
+    masked = open_script("pretrain")
     words = [*NEEDED, "--model", folder, "--from_scratch", "--initialization", "vit_pytorch"]
     options = parse_arguments(masked.PretrainArguments, words, description=None)
-    assert masked.make_model(options)[0].vit.embeddings.position_embeddings.weight.std() > 0.7
+    model = masked.METHODS["masked_patches"](options, masked.open_encoder(options)).module.model
+    assert model.vit.embeddings.position_embeddings.weight.std() > 0.7
     google, _ = load_classifier(folder, ["a", "b"], from_scratch=True, initialization="google")
     assert not google.vit.embeddings.cls_token.any()
     stock = ViTForImageClassification(ViTConfig(**SMALL, image_size=(24, 16), patch_size=8))

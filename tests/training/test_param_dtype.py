@@ -21,7 +21,7 @@ from tests.tiny import tiny_config
 from tests.training.runs import assert_same_bits, open_script, save_stock_vit, weights_of
 
 script = open_script("finetune_image_classification")
-masked = open_script("pretrain_masked_patches")
+masked = open_script("pretrain")
 SHORT = {
     "dataset": "digits", "shots_per_class": 7, "steps": 5, "batch_size": 12, "evaluations": 2, "log_every": 1,
     "report": False, "checkpoints_kept": 0, "mixed_precision": "bf16", "param_dtype": "bf16",

@@ -36,7 +36,7 @@ from tests.training.runs import (
     weights_of,
 )
 
-FINETUNE, PRETRAIN = "finetune_image_classification", "pretrain_masked_patches"
+FINETUNE, PRETRAIN = "finetune_image_classification", "pretrain"
 EVALUATE, PROBE = "evaluate_image_classification", "linear_probe"
 
 
@@ -114,6 +114,10 @@ CASES = {
     "numbers": Case({**TUNED, "dataset": "numbers", "problem_type": "regression", "learning_rate": 0.01}),
     "masked patches": Case({**COMMON, "from_scratch": True, "num_workers": 1, "crop_scale": 0.7, "horizontal_flip": 0.5,
                             "validation_fraction": 0.03, "gradient_accumulation_steps": 2}, script=PRETRAIN),
+    "masked autoencoder": Case({**COMMON, "method": "mae", "norm_pix_loss": True, "decoder_embed_dim": 20,
+                                "decoder_depth": 2, "decoder_num_heads": 5, "crop_scale": 0.7, "horizontal_flip": 0.5,
+                                "validation_fraction": 0.03}, RANDOM, script=PRETRAIN,
+                               two={"gradient_accumulation_steps": 3}),
     "CLIP": Case(TUNED, save=save_clip),
     "SigLIP": Case(TUNED, save=save_siglip),
     "bfloat16 copies": Case({**MIXED, "mixed_precision": "bf16", "param_dtype": "bf16"}, RANDOM, limit=1e-2),

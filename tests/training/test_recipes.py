@@ -17,6 +17,7 @@ from tests.training.runs import open_script
 
 FINETUNE = open_script("finetune_image_classification").FinetuneArguments
 PROBE = open_script("linear_probe").ProbeArguments
+PRETRAIN = open_script("pretrain").PretrainArguments
 NEEDED = ["--model", "m", "--dataset", "d", "--output_dir", "o"]
 
 # Values by their names in the sources. `batch` is the product of images per process, processes, nodes and accumulation.
@@ -255,7 +256,7 @@ def test_what_a_recipe_of_masked_models_leaves_out_is_listed():
 
 
 def test_every_recipe_is_compared_with_its_source():
-    unchecked = set(RECIPES) - set(SOURCES) - {"mae-linear-probe", "linear-probe", "lora", "few-shot"}
+    unchecked = set(RECIPES) - set(SOURCES) - {"mae-pretrain", "mae-linear-probe", "linear-probe", "lora", "few-shot"}
     assert not unchecked
     assert all(RECIPES[name].source for name in SOURCES)
 
@@ -314,6 +315,17 @@ def test_linear_probe_of_mae_has_the_numbers_of_its_source():
     assert arguments.mode == "linear"
 
 
+def test_pretraining_of_mae_has_the_numbers_of_its_source():
+    # facebookresearch/mae: defaults of main_pretrain.py, and PRETRAIN.md: 64 images on 8 nodes of 8 GPUs.
+    arguments = parse_arguments(PRETRAIN, [*NEEDED, "--recipe", "mae-pretrain"], description=None)
+    check_options(arguments)
+    assert (arguments.batch_size, arguments.peak_learning_rate) == (64 * 8 * 8, pytest.approx(1.5e-4 * 4096 / 256))
+    assert (arguments.optimizer, arguments.betas, arguments.weight_decay) == ("adamw", [0.9, 0.95], 0.05)
+    assert (arguments.epochs, arguments.warmup_fraction * 800, arguments.schedule) == (800, 40, "cosine")
+    assert (arguments.mask_ratio, arguments.norm_pix_loss, arguments.max_grad_norm) == (0.75, True, 0)
+    assert (arguments.crop_scale, arguments.horizontal_flip) == (0.2, 0.5)
+
+
 @pytest.mark.parametrize("name", [name for name in RECIPES if RECIPES[name].script.startswith("finetune")])
 def test_transform_of_every_recipe_can_be_built(name):
     arguments = parse_arguments(FINETUNE, [*NEEDED, "--recipe", name], description=None)
@@ -332,5 +344,5 @@ def test_description_names_source_result_and_what_is_not_included():
 
 
 def test_options_of_recipes_exist():
-    known = {each.name for each in fields(FINETUNE)} | {each.name for each in fields(PROBE)}
+    known = {each.name for kind in (FINETUNE, PROBE, PRETRAIN) for each in fields(kind)}
     assert all(recipe.options.keys() <= known for recipe in RECIPES.values())

@@ -160,7 +160,7 @@ def open_yaml_study(folder: Path, **fields: Any) -> Study:
 def test_every_command_of_every_study_is_one_that_its_script_understands(name: str, size: str) -> None:
     study = open_study(name, size)
     kinds = {"finetune": open_script("finetune_image_classification").FinetuneArguments,
-             "masked": open_script("pretrain_masked_patches").PretrainArguments}  # fmt: skip
+             "masked": open_script("pretrain").PretrainArguments}  # fmt: skip
     for contender in study.contenders:
         rate = study.learning_rates(contender)[0]
         reported, choosing = (study.run(contender, role, rate, 1) for role in (REPORT, CHOOSE))

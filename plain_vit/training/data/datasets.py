@@ -937,7 +937,7 @@ def _checked(splits: dict[str, Any], names: list[str], *, test_is_named: bool) -
         only = names[int(labels["train"][0])] if "train" in labels else names[0]
         raise DataError(
             f"All training images are {only!r}: expected at least two classes. Add images of another class, choose the "
-            "column of the labels with --label_column, or pre-train without labels with pretrain_masked_patches.py."
+            "column of the labels with --label_column, or pre-train without labels with pretrain.py."
         )
     if "train" in labels:
         images = np.bincount(labels["train"], minlength=len(names))

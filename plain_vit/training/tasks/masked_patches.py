@@ -1,29 +1,20 @@
 """Masked patch prediction as a task for the training loop.
 
-All randomness is a function of the seed, the epoch and the row of the image, as in data sampling.
-
 Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...errors import DataError, TrainingError
+from ...configuration_plain_vit import PlainViTConfig
+from ...errors import TrainingError
 from ...modeling_plain_vit import PlainViTForMaskedImageModeling
-from ...system.extras import needs
-from ..data.augmentation import TrainingTransform
-from ..data.decoding import as_files
-from ..data.sampling import randomness
-from ..loop import Batch, Means, Task
-
-with needs("plain-vit[train]"):
-    from accelerate import Accelerator
-    from datasets import Dataset
+from ..arguments import PretrainArguments
+from ..data.augmentation import input_size
+from .unlabelled import Start, Unlabelled
 
 
 @dataclass(frozen=True)
@@ -56,9 +47,31 @@ class Corruption:
         if self.block < 1:
             raise TrainingError(f"The mask block is {self.block}: expected at least 1 patch along each side.")
 
+    def count(self, grid_size: tuple[int, int]) -> int:
+        """Return the number of patches to predict in a patch grid (rows, columns).
 
-# Dosovitskiy et al. 2021, appendix B.1.2; Xie et al. 2022, section 4.1.2 (with blocks of 32 pixels).
-CORRUPTIONS = {"mean_color": Corruption(0.5, hidden=0.8, exchanged=0.1), "pixels": Corruption(0.6)}
+        Raises:
+            TrainingError: The grid is not a multiple of the block, or is a single block.
+        """
+        (h, w), block = grid_size, self.block
+        if h % block or w % block:
+            raise TrainingError(
+                f"Blocks of {block} x {block} patches do not fill the grid of {h} x {w}: change the block."
+            )
+        if (blocks := h // block * (w // block)) == 1:
+            raise TrainingError(f"The grid of {h} x {w} patches is one block: nothing is left to predict it from.")
+        return max(1, round(self.ratio * blocks)) * block**2
+
+
+# By target or method. Dosovitskiy et al. 2021, appendix B.1.2; Xie et al. 2022, section 4.1.2 (with blocks of 32
+# pixels); He et al. 2022, section 3.
+CORRUPTIONS = {
+    "mean_color": Corruption(0.5, hidden=0.8, exchanged=0.1),
+    "pixels": Corruption(0.6),
+    "mae": Corruption(0.75),
+}
+# Its options, by field.
+OPTIONS = {"ratio": "mask_ratio", "hidden": "hidden_share", "exchanged": "exchanged_share", "block": "mask_block"}
 
 
 def draw_corruption(
@@ -81,15 +94,10 @@ def draw_corruption(
         TrainingError: The grid is not a multiple of the block, or is a single block.
     """
     (h, w), block = grid_size, corruption.block
-    if h % block or w % block:
-        raise TrainingError(f"Blocks of {block} x {block} patches do not fill the grid of {h} x {w}: change the block.")
+    count = corruption.count(grid_size) // block**2
     rows, columns = h // block, w // block
-    if rows * columns == 1:
-        raise TrainingError(f"The grid of {h} x {w} patches is one block: nothing is left to predict it from.")
     chosen = torch.zeros(rows * columns, dtype=torch.bool)
-    chosen[torch.randperm(rows * columns, generator=generator)[: max(1, round(corruption.ratio * rows * columns))]] = (
-        True
-    )
+    chosen[torch.randperm(rows * columns, generator=generator)[:count]] = True
     predicted = chosen.view(rows, columns).repeat_interleave(block, 0).repeat_interleave(block, 1)
     places = predicted.flatten().nonzero().flatten()
     places = places[torch.randperm(len(places), generator=generator)]
@@ -116,49 +124,22 @@ def rearrange_patches(pixels: torch.Tensor, patch_size: tuple[int, int], seen: t
     return patches.view(h, w, channels, rows, columns).permute(2, 0, 3, 1, 4).reshape(channels, height, width)
 
 
-class CorruptedImages(torch.utils.data.Dataset):
-    """Images with masks, indexed by epoch and row, the keys of `ShuffledStream`.
+@dataclass(frozen=True)
+class CorruptedPatches:
+    """What is predicted of an image, and what the model sees of it; see `UnlabelledImages`.
 
     Args:
-        split: Rows with an RGB `image`.
-        transform: Maps a stored image to pixels (C, H, W) of a size divisible by the patch size.
         patch_size: Patch (height, width) in pixels.
         corruption: The corruption.
-        seed: Seed of augmentation and masks, combined with epoch and row.
-        epoch: Fixed epoch for an evaluated split, which is indexed only by row.
-
-    Raises:
-        DataError: An image cannot be read.
     """
 
-    def __init__(
-        self,
-        split: Dataset,
-        transform: TrainingTransform,
-        patch_size: tuple[int, int],
-        corruption: Corruption,
-        seed: int,
-        *,
-        epoch: int | None = None,
-    ) -> None:
-        self.files, self.transform, self.patch_size = as_files(split), transform, patch_size
-        self.corruption, self.seed, self.epoch = corruption, seed, epoch
+    patch_size: tuple[int, int]
+    corruption: Corruption
 
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, place: Any) -> dict[str, torch.Tensor]:
-        epoch, row = place if self.epoch is None else (self.epoch, place)
-        levels, broken = self.transform.read(self.files[row]["image"], f"row {row}", (self.seed, epoch, row))
-        if levels is None:
-            raise DataError(f"An image cannot be read: {broken}. Repair it, or remove it.")
-        pixels = self.transform.normalize(levels)
+    def __call__(self, pixels: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
         (height, width), (rows, columns) = pixels.shape[-2:], self.patch_size
-        generator = torch.Generator().manual_seed(randomness(self.seed, epoch, row, 1))
-        grid_size = (height // rows, width // columns)
-        predicted, hidden, seen = draw_corruption(grid_size, self.corruption, generator)
+        predicted, hidden, seen = draw_corruption((height // rows, width // columns), self.corruption, generator)
         return {
-            "pixel_values": pixels,
             "seen": rearrange_patches(pixels, self.patch_size, seen),
             "hidden": hidden,
             "predicted": predicted,
@@ -212,43 +193,26 @@ class MaskedPrediction(nn.Module):
         return loss, (right & predicted.flatten(1)).sum()
 
 
-class MaskedPatches(Task[Means]):
-    """Masked patch prediction.
+def corruption_of(options: PretrainArguments) -> Corruption:
+    """Return the masking: from the options, or as published for the method and the target."""
+    given = {field: getattr(options, name) for field, name in OPTIONS.items() if getattr(options, name) is not None}
+    return replace(CORRUPTIONS[options.target if options.method == "masked_patches" else options.method], **given)
 
-    Args:
-        model: the masked image model.
-        image_processor: the model's image processor.
-        predicted: number of predicted patches per image.
-    """
 
-    def __init__(self, model: PlainViTForMaskedImageModeling, image_processor: Any, predicted: int) -> None:
-        self.image_processor = image_processor
-        self.measures = {"accuracy": predicted} if model.config.reconstruction_target == "mean_color" else {}
-
-    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the mean loss of a batch and, for colours, the number of correct predictions."""
-        loss, right = model(**batch)
-        return loss, dict.fromkeys(self.measures, right)
-
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module, batches: Iterable[Batch], accelerator: Accelerator, *, size: int) -> Means:
-        """Return the mean loss over the images and, for colours, the accuracy."""
-        model.eval()
-        sums = torch.zeros(3, dtype=torch.float64)  # on the CPU, since MPS has no float64
-        for batch in batches:
-            losses, right = model(**batch, each=True)
-            values = torch.stack([losses.float(), right.float(), torch.ones_like(losses.float())], dim=1)
-            sums += accelerator.gather_for_metrics(values).cpu().double().sum(dim=0)
-        loss, all_right, count = sums.tolist()
-        if count != size:
-            raise TrainingError(f"{int(count)} images were evaluated, but the set has {size}.")
-        accuracy = {name: all_right / count / predicted for name, predicted in self.measures.items()}
-        return Means({"loss": loss / count, **accuracy}, int(count))
-
-    def save(self, folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
-        """Save a `PlainViTForMaskedImageModeling` to start fine-tuning from."""
-        state = {name.removeprefix("model."): tensor for name, tensor in accelerator.get_state_dict(model).items()}
-        bare = accelerator.unwrap_model(model).model
-        bare.save_pretrained(folder, state_dict=state, is_main_process=accelerator.is_main_process)
-        if accelerator.is_main_process:
-            self.image_processor.save_pretrained(folder)
+def masked_patches(options: PretrainArguments, start: Start) -> Unlabelled:
+    """Return masked patch prediction as a task."""
+    start.require_maskable()
+    fields = {"use_mask_token": True, "reconstruction_target": options.target}
+    model = PlainViTForMaskedImageModeling(PlainViTConfig.from_dict({**start.config.to_dict(), **fields}))
+    start.fill(model.vit)
+    corruption = corruption_of(options)
+    predicted = corruption.count(model.config.grid_of(*input_size(start.image_processor)))
+    return Unlabelled(
+        MaskedPrediction(model),
+        start.image_processor,
+        saved={"model": "."},
+        summary="by predicting masked patches",
+        settings={name: getattr(corruption, field) for field, name in OPTIONS.items()},
+        targets=CorruptedPatches(model.config.patch_shape, corruption),
+        predictions=predicted if options.target == "mean_color" else 0,
+    )

@@ -1,27 +1,30 @@
-"""Pre-train a Vision Transformer without labels by masked patch prediction, on one process or many.
+"""Pre-train a Vision Transformer without labels, on one process or many.
 
-    python            examples/pretrain_masked_patches.py --model vit-base-patch16-224 --dataset FOLDER --output_dir OUT
-    accelerate launch examples/pretrain_masked_patches.py --model DIR --dataset FOLDER --target pixels --output_dir OUT
-    torchrun --nproc_per_node 2 examples/pretrain_masked_patches.py ...
+    python            examples/pretrain.py --model vit-base-patch16-224 --dataset FOLDER --output_dir OUT
+    accelerate launch examples/pretrain.py --model DIR --dataset FOLDER --target pixels --output_dir OUT
+    torchrun --nproc_per_node 2 examples/pretrain.py ...
     python            examples/finetune_image_classification.py --model OUT --dataset ... --output_dir OUT2
 
-`--target mean_color` is the ViT paper's target (Dosovitskiy et al. 2021, appendix B.1.2): predict the mean colour, in 3
-bits per channel, of half of the patches, of which 80% are hidden, 10% replaced by another patch and 10% unchanged.
-`--target pixels` is SimMIM (Xie et al. 2022): predict every pixel of the hidden patches, 60% of all. SimMIM hides
-squares of 32 pixels; with patches of 16 pixels, use `--mask_block 2`.
+`--method masked_patches` predicts masked patches of an image from the others. `--target mean_color` is the ViT paper's
+(Dosovitskiy et al. 2021, appendix B.1.2): predict the mean colour, in 3 bits per channel, of half of the patches, of
+which 80% are hidden, 10% replaced by another patch and 10% unchanged. `--target pixels` is SimMIM (Xie et al. 2022):
+predict every pixel of the hidden patches, 60% of all. SimMIM hides squares of 32 pixels; with patches of 16 pixels, use
+`--mask_block 2`.
+
+`--method mae` is the masked autoencoder (He et al. 2022): the encoder sees only a quarter of the patches, and a decoder
+predicts the pixels of the others. The decoder is saved in the folder `decoder`, and pre-training goes on with it.
 
 Labels are not used. As in fine-tuning, the result does not depend on the number of processes, and `--resume` continues
 from the newest checkpoint with the same numbers.
 """
 
 import time
-from dataclasses import replace
 from typing import Any
 
 if __name__ == "__main__":  # answer --help and mistakes first: importing torch takes seconds
     import plain_vit_command
 
-    plain_vit_command.check_script("pretrain_masked_patches", __doc__)
+    plain_vit_command.check_script("pretrain", __doc__)
 
 import torch
 from torch.utils.data import DataLoader
@@ -29,7 +32,6 @@ from torch.utils.data import DataLoader
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.conversion import from_checkpoint
 from plain_vit.errors import TrainingError, counted
-from plain_vit.modeling_plain_vit import PlainViTForMaskedImageModeling, PlainViTModel
 from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
@@ -43,7 +45,6 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         run_script,
     )
     from plain_vit.training.data import load_images
-    from plain_vit.training.data.augmentation import training_transform
     from plain_vit.training.data.identity import dataset_identity
     from plain_vit.training.data.inputs import max_num_patches_of
     from plain_vit.training.learner import Learner
@@ -54,13 +55,11 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.reports.publishing import publish, training_facts
     from plain_vit.training.reports.report import environment
     from plain_vit.training.run.folder import RunFolder, deciding_options, default_options
-    from plain_vit.training.tasks.masked_patches import (
-        CORRUPTIONS,
-        CorruptedImages,
-        Corruption,
-        MaskedPatches,
-        MaskedPrediction,
-    )
+    from plain_vit.training.tasks.mae import mae
+    from plain_vit.training.tasks.masked_patches import masked_patches
+    from plain_vit.training.tasks.unlabelled import Start, Unlabelled, UnlabelledImages
+
+METHODS = {"masked_patches": masked_patches, "mae": mae}
 
 
 def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
@@ -77,19 +76,14 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
 
     # Data, model and schedule: errors in them are reported before anything is written.
     train, watched = open_images(arguments)
-    model, image_processor = make_model(arguments)
-    patch_size, corruption, seed = model.config.patch_shape, corruption_of(arguments), arguments.seed
-    varied = training_transform(
-        image_processor, crop_scale=arguments.crop_scale, horizontal_flip=arguments.horizontal_flip
-    )
-    train_images = CorruptedImages(train, varied, patch_size, corruption, seed)
+    task = METHODS[arguments.method](arguments, open_encoder(arguments))
+    varied = task.transforms(crop_scale=arguments.crop_scale, horizontal_flip=arguments.horizontal_flip)
+    train_images = UnlabelledImages(train, varied, task.targets, arguments.seed)
     # Every evaluation has the same masks: those of an epoch that training never reaches.
-    plain = training_transform(image_processor, scaled=False)
-    watched_images = CorruptedImages(watched, plain, patch_size, corruption, seed, epoch=2**31)
-    predicted = watched_images[0]["predicted"]  # the same number for every image
-    task = MaskedPatches(model, image_processor, int(predicted.sum()))
+    plain = task.transforms(scaled=False)
+    watched_images = UnlabelledImages(watched, plain, task.targets, arguments.seed, epoch=2**31)
     schedule = make_schedule(arguments, len(train), accelerator.num_processes)
-    learner = Learner(MaskedPrediction(model), arguments, accelerator)
+    learner = Learner(task.module, arguments, accelerator)
     dataset = dataset_identity(arguments.dataset, train)
     decides = deciding_options(arguments, dataset=dataset, training_images=len(train))
     defaults = default_options(arguments)
@@ -100,7 +94,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
     loop.begin()
     batches = loop.batches(train_images, **loading)
     watched_loader = accelerator.prepare(DataLoader(watched_images, batch_size=loop.micro_batch, **loading))
-    accelerator.print(f"{len(train)} images, {predicted.sum()} of {predicted.numel()} patches of each predicted")
+    accelerator.print(f"{len(train)} images, pre-training {task.summary}")
     loop.train(batches, watched_loader)
 
     final = loop.final_model()
@@ -111,7 +105,7 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
     }
     loop.finish(final, results)
     if accelerator.is_main_process:
-        describe_model(arguments, loop, len(train), len(watched))
+        describe_model(arguments, loop, task, len(train), len(watched))
     run.upload()
     loss = result.values["loss"]
     accelerator.print(f"validation loss {loss:.4f} on {counted(len(watched), 'image')}; the model is in {run.place}")
@@ -133,15 +127,8 @@ def open_images(arguments: PretrainArguments) -> tuple[Dataset, Dataset]:
     return images.select(sorted(shuffled[count:])), images.select(sorted(shuffled[:count]))
 
 
-def corruption_of(arguments: PretrainArguments) -> Corruption:
-    """Return the masking: from the options, or as published for the target."""
-    options = {"ratio": "mask_ratio", "hidden": "hidden_share", "exchanged": "exchanged_share", "block": "mask_block"}
-    given = {field: getattr(arguments, name) for field, name in options.items() if getattr(arguments, name) is not None}
-    return replace(CORRUPTIONS[arguments.target], **given)
-
-
-def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageModeling, Any]:
-    """Build the masked image model, from scratch or from another model's weights, and its image processor."""
+def open_encoder(arguments: PretrainArguments) -> Start:
+    """Open the encoder, with new weights or with those of a checkpoint, and its image processor."""
     fresh = arguments.from_scratch and not arguments.model_hints and has_known_config(arguments.model)
     if fresh or PRESET_NAME.fullmatch(arguments.model):
         config: Any
@@ -154,44 +141,25 @@ def make_model(arguments: PretrainArguments) -> tuple[PlainViTForMaskedImageMode
         if image_processor is None:
             raise TrainingError(f"{arguments.model} has no image processor: convert it first.")
     if max_num_patches_of(image_processor):
-        raise TrainingError("Masked pre-training needs images of one size, not of many: give another model.")
-    if config.resnet_stem is not None:
-        raise TrainingError("The patches of a hybrid overlap, so none can be masked: give another model.")
-    fields = {
-        **config.to_dict(),
-        "use_mask_token": True,
-        "patch_dropout_prob": 0.0,
-        "reconstruction_target": arguments.target,
-    }
+        raise TrainingError("Pre-training needs images of one size, not of many: give another model.")
+    fields = {**config.to_dict(), "use_mask_token": False, "patch_dropout_prob": 0.0}
     if arguments.initialization is not None:
         fields |= {"initialization": arguments.initialization}
     if image_processor.do_normalize:
         fields |= {name: list(getattr(image_processor, name)) for name in ("image_mean", "image_std")}
-    model = PlainViTForMaskedImageModeling(PlainViTConfig.from_dict(fields))
-    with torch.device("meta"):
-        pooled = [name for name in PlainViTModel(model.config).state_dict() if name.startswith("pooler.")]
-    if pooled:
-        raise TrainingError(
-            f"The pooling {config.pooling!r} has weights that would not be trained: give another model."
-        )
-    if body is not None:
-        model.vit.load_state_dict({"embeddings.mask_token": model.vit.embeddings.mask_token, **body.state_dict()})
-    return model, image_processor
+    weights = None if body is None else body.state_dict()
+    return Start(PlainViTConfig.from_dict(fields), weights, image_processor, arguments.model)
 
 
-def describe_model(arguments: PretrainArguments, loop: Loop[Any], train: int, watched: int) -> None:
+def describe_model(arguments: PretrainArguments, loop: Loop[Any], task: Unlabelled, train: int, watched: int) -> None:
     """Write the model card."""
     fresh = arguments.from_scratch or PRESET_NAME.fullmatch(arguments.model) is not None
-    masked, others = corruption_of(arguments), ("initialization", "crop_scale", "horizontal_flip", "mixed_precision")
+    others = ("method", "target", "norm_pix_loss", "initialization", "crop_scale", "horizontal_flip", "mixed_precision")
     values = {
-        "target": arguments.target,
-        "mask_ratio": masked.ratio,
-        "hidden_share": masked.hidden,
-        "exchanged_share": masked.exchanged,
-        "mask_block": masked.block,
+        **{name: getattr(arguments, name) for name in others},
+        **task.settings,
         **keywords(arguments, StepOptions),
         **settings_of(loop.learner.optimizer),
-        **{name: getattr(arguments, name) for name in others},
     }
     facts = training_facts(
         loop.run.path,
@@ -209,7 +177,7 @@ def describe_model(arguments: PretrainArguments, loop: Loop[Any], train: int, wa
             "seed": arguments.seed,
         },
         environment={"processes": str(loop.accelerator.num_processes), **environment()},
-        method="Pre-trained from {start} on {data}, by predicting masked patches",
+        method=f"Pre-trained from {{start}} on {{data}}, {task.summary}",
     )
     publish(loop.run.path, facts, repo_id=None, private=False, say=print)
 
