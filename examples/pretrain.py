@@ -14,6 +14,8 @@ predict every pixel of the hidden patches, 60% of all. SimMIM hides squares of 3
 `--method mae` is the masked autoencoder (He et al. 2022): the encoder sees only a quarter of the patches, and a decoder
 predicts the pixels of the others. The decoder is saved in the folder `decoder`, and pre-training goes on with it.
 
+`--method distillation --teacher MODEL` learns the features of another model: those of its patches, and the pooled ones.
+
 Labels are not used. As in fine-tuning, the result does not depend on the number of processes, and `--resume` continues
 from the newest checkpoint with the same numbers.
 """
@@ -55,11 +57,12 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.reports.publishing import publish, training_facts
     from plain_vit.training.reports.report import environment
     from plain_vit.training.run.folder import RunFolder, deciding_options, default_options
+    from plain_vit.training.tasks.distillation import distillation
     from plain_vit.training.tasks.mae import mae
     from plain_vit.training.tasks.masked_patches import masked_patches
     from plain_vit.training.tasks.unlabelled import Start, Unlabelled, UnlabelledImages
 
-METHODS = {"masked_patches": masked_patches, "mae": mae}
+METHODS = {"masked_patches": masked_patches, "mae": mae, "distillation": distillation}
 
 
 def pretrain(arguments: PretrainArguments) -> dict[str, Any]:

@@ -793,20 +793,29 @@ class PretrainArguments(LoopOptions, ImageOptions, WeightsOptions):
     validation_fraction: BelowOne = option(0.02, "fraction of its images used for validation instead of training")
 
     recipe: list[str] = option([], "named options, overridden by others (--list_recipes); several apply in order")
-    method: Literal["masked_patches", "mae"] = option(
-        "masked_patches", "mae: a masked autoencoder, whose encoder sees only the patches that are not masked"
+    method: Literal["masked_patches", "mae", "distillation"] = option(
+        "masked_patches",
+        "mae: a masked autoencoder, whose encoder sees only the patches that are not masked; distillation: the "
+        "features of a teacher",
+    )
+    teacher: str | None = option(
+        None, "model of any source that needs no hints, whose features are learnt", needs="method=distillation"
     )
     target: Literal["mean_color", "pixels"] = option(
         "mean_color", "prediction target of a patch", needs="method=masked_patches"
     )
-    mask_ratio: Between | None = option(None, "fraction of the patches to predict (default: as published)")
+    mask_ratio: Between | None = option(
+        None, "fraction of the patches to predict (default: as published)", needs="method=masked_patches|mae"
+    )
     hidden_share: Share | None = option(
         None, "fraction of those replaced by the mask token (default: as published)", needs="method=masked_patches"
     )
     exchanged_share: Share | None = option(
         None, "fraction of those replaced by another patch", needs="method=masked_patches"
     )
-    mask_block: Count = option(1, "side, in patches, of the squares that are masked as a whole")
+    mask_block: Count = option(
+        1, "side, in patches, of the squares that are masked as a whole", needs="method=masked_patches|mae"
+    )
     norm_pix_loss: bool = option(
         False, "predict pixels normalised by mean and standard deviation of their patch", needs="method=mae"
     )

@@ -35,7 +35,7 @@ NAMES = {
 }
 
 
-def theirs(**fields: Any) -> ViTMAEForPreTraining:
+def theirs(**fields: Any) -> Any:
     """Return a masked autoencoder of transformers with random weights, and with a mask token that is not zero."""
     model = randomize_(ViTMAEForPreTraining(ViTMAEConfig(**{**SIZES, **fields})))
     return model.eval()
@@ -152,7 +152,12 @@ def test_encoder_is_fine_tuned_and_the_decoder_goes_on(tmp_path):
     assert not (tmp_path / "tuned" / "decoder").exists()
 
 
-def test_models_that_need_all_patches_are_refused(tmp_path):
-    source = save_plain_vit(tmp_path, relative_position_bias={"type": "table", "shared": False})
+def test_what_cannot_be_a_masked_autoencoder_is_refused(tmp_path):
+    biased = save_plain_vit(tmp_path / "biased", relative_position_bias={"type": "table", "shared": False})
     with pytest.raises(TrainingError, match="attention of the model needs all patches"):
-        opened(source)
+        opened(biased)
+    source = save_plain_vit(tmp_path / "plain")
+    with pytest.raises(TrainingError, match="mask_ratio 0.99 leaves none of 12 patches to see"):
+        opened(source, mask_ratio=0.99)
+    with pytest.raises(TrainingError, match="Positions of width 30: sines and cosines need a multiple of 4"):
+        opened(source, decoder_embed_dim=30, decoder_num_heads=5)

@@ -118,6 +118,8 @@ CASES = {
                                 "decoder_depth": 2, "decoder_num_heads": 5, "crop_scale": 0.7, "horizontal_flip": 0.5,
                                 "validation_fraction": 0.03}, RANDOM, script=PRETRAIN,
                                two={"gradient_accumulation_steps": 3}),
+    "features of a teacher": Case({**COMMON, "method": "distillation", "teacher": "teacher", "crop_scale": 0.7,
+                                   "num_workers": 1, "validation_fraction": 0.03}, RANDOM, script=PRETRAIN),
     "CLIP": Case(TUNED, save=save_clip),
     "SigLIP": Case(TUNED, save=save_siglip),
     "bfloat16 copies": Case({**MIXED, "mixed_precision": "bf16", "param_dtype": "bf16"}, RANDOM, limit=1e-2),

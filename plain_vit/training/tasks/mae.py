@@ -8,7 +8,7 @@ Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches, `L
 
 import math
 import os
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,20 +37,11 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
-class MaskedPatches:
-    """The patches to predict of an image; see `UnlabelledImages`.
-
-    Args:
-        grid_size: patch grid (rows, columns).
-        corruption: their fraction and block size.
-    """
-
-    grid_size: tuple[int, int]
-    corruption: Corruption
-
-    def __call__(self, pixels: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        return {"predicted": draw_corruption(self.grid_size, self.corruption, generator)[0]}
+def masked_patches(
+    grid_size: tuple[int, int], corruption: Corruption, pixels: torch.Tensor, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """Return the patches to predict of an image; see `UnlabelledImages`."""
+    return {"predicted": draw_corruption(grid_size, corruption, generator)[0]}
 
 
 class MaskedAutoencoder(nn.Module):
@@ -120,8 +111,10 @@ def mae(options: PretrainArguments, start: Start) -> Unlabelled:
     vit, corruption = start.fill(PlainViTModel(config)), corruption_of(options)
     table = table_of(vit)
     if start.weights is None and table is not None:
-        place_tokens(table, grid_size, config.num_prefix_tokens if config.position_embedding_on_prefix else 0)
+        place_tokens(table, config.grid_size, config.num_prefix_tokens if config.position_embedding_on_prefix else 0)
     decoder, masked = make_decoder(options, start, grid_size), corruption.count(grid_size)
+    if masked == math.prod(grid_size):
+        raise TrainingError(f"mask_ratio {corruption.ratio} leaves none of {masked} patches to see: give a lower one.")
     return Unlabelled(
         MaskedAutoencoder(vit, decoder, masked, norm_pix_loss=options.norm_pix_loss),
         start.image_processor,
@@ -132,7 +125,7 @@ def mae(options: PretrainArguments, start: Start) -> Unlabelled:
             "mask_block": corruption.block,
             **{name: getattr(decoder.config, field) for name, (field, _) in SIZES.items()},
         },
-        targets=MaskedPatches(grid_size, corruption),
+        targets=partial(masked_patches, grid_size, corruption),
     )
 
 
@@ -158,12 +151,9 @@ def make_decoder(
             )
         return decoder
     fields = {field: given.get(name, published) for name, (field, published) in SIZES.items()}
-    width = fields["hidden_size"]
-    if width % 4:
-        raise TrainingError(f"decoder_embed_dim is {width}: expected a multiple of 4, for sines and cosines.")
     values = math.prod(config.patch_shape) * config.num_channels
     decoder = PlainViTForImageClassification(
-        decoder_config(config, length, values, intermediate_size=4 * width, **fields)
+        decoder_config(config, length, values, intermediate_size=4 * fields["hidden_size"], **fields)
     )
     if (table := table_of(decoder.vit)) is not None:
         place_tokens(table, grid_size, config.num_prefix_tokens)
@@ -190,7 +180,12 @@ def place_tokens(table: torch.Tensor, grid_size: tuple[int, int], first: int) ->
     """Fill a table (L, D) with sines and cosines of column and row from token `first` on, and with zeros elsewhere.
 
     Source: `util/pos_embed.py` of facebookresearch/mae.
+
+    Raises:
+        TrainingError: The width is not a multiple of 4.
     """
+    if table.shape[1] % 4:
+        raise TrainingError(f"Positions of width {table.shape[1]}: sines and cosines need a multiple of 4.")
     quarter = table.shape[1] // 4
     frequencies = 1 / 10000 ** (torch.arange(quarter, dtype=torch.float64) / quarter)
     places = torch.cartesian_prod(*(torch.arange(count, dtype=torch.float64) for count in grid_size))  # N 2

@@ -4,6 +4,7 @@ Legend: `B` batch, `C` channels, `H W` pixels, `h w` patch grid, `N` patches.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,26 +125,13 @@ def rearrange_patches(pixels: torch.Tensor, patch_size: tuple[int, int], seen: t
     return patches.view(h, w, channels, rows, columns).permute(2, 0, 3, 1, 4).reshape(channels, height, width)
 
 
-@dataclass(frozen=True)
-class CorruptedPatches:
-    """What is predicted of an image, and what the model sees of it; see `UnlabelledImages`.
-
-    Args:
-        patch_size: Patch (height, width) in pixels.
-        corruption: The corruption.
-    """
-
-    patch_size: tuple[int, int]
-    corruption: Corruption
-
-    def __call__(self, pixels: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        (height, width), (rows, columns) = pixels.shape[-2:], self.patch_size
-        predicted, hidden, seen = draw_corruption((height // rows, width // columns), self.corruption, generator)
-        return {
-            "seen": rearrange_patches(pixels, self.patch_size, seen),
-            "hidden": hidden,
-            "predicted": predicted,
-        }
+def corrupted_patches(
+    corruption: Corruption, patch_size: tuple[int, int], pixels: torch.Tensor, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """Return what is predicted of an image, and what the model sees of it; see `UnlabelledImages`."""
+    (height, width), (rows, columns) = pixels.shape[-2:], patch_size
+    predicted, hidden, seen = draw_corruption((height // rows, width // columns), corruption, generator)
+    return {"seen": rearrange_patches(pixels, patch_size, seen), "hidden": hidden, "predicted": predicted}
 
 
 class MaskedPrediction(nn.Module):
@@ -213,6 +201,6 @@ def masked_patches(options: PretrainArguments, start: Start) -> Unlabelled:
         saved={"model": "."},
         summary="by predicting masked patches",
         settings={name: getattr(corruption, field) for field, name in OPTIONS.items()},
-        targets=CorruptedPatches(model.config.patch_shape, corruption),
+        targets=partial(corrupted_patches, corruption, model.config.patch_shape),
         predictions=predicted if options.target == "mean_color" else 0,
     )
