@@ -72,6 +72,7 @@ class UnlabelledImages(torch.utils.data.Dataset):
         return {**example, **self.targets(next(iter(example.values())), generator)}
 
 
+@dataclass(eq=False)
 class Unlabelled(Task[Means]):
     """What is learnt from unlabelled images.
 
@@ -86,19 +87,16 @@ class Unlabelled(Task[Means]):
         predictions: number of predictions of each image, for the accuracy; 0 if nothing is classified.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        image_processor: Any,
-        saved: Mapping[str, str],
-        summary: str,
-        settings: Mapping[str, object],
-        targets: Targets | None = None,
-        predictions: int = 0,
-    ) -> None:
-        self.module, self.image_processor, self.saved, self.summary = module, image_processor, saved, summary
-        self.settings, self.targets = settings, targets
-        self.measures = {"accuracy": predictions} if predictions else {}
+    module: nn.Module
+    image_processor: Any
+    saved: Mapping[str, str]
+    summary: str
+    settings: Mapping[str, object]
+    targets: Targets | None = None
+    predictions: int = 0
+
+    def __post_init__(self) -> None:
+        self.measures = {"accuracy": self.predictions} if self.predictions else {}
 
     def transforms(self, **options: Any) -> dict[str, TrainingTransform]:
         """Return the transform of each input of the model; see `training_transform` for the options."""
