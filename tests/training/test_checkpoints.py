@@ -176,6 +176,18 @@ def test_checkpoint_that_cannot_be_completed_stops_the_run_at_the_next_one(tmp_p
     assert again.begin() == {"step": 1}
 
 
+def test_model_replaces_the_part_of_itself_that_a_kill_left(tmp_path):
+    for part in ("decoder/weights", "decoder/old", "other"):
+        (tmp_path / part).parent.mkdir(exist_ok=True)
+        (tmp_path / part).write_text("before")
+    (tmp_path / "model/decoder").mkdir(parents=True)
+    for part in ("decoder/weights", "config.json"):
+        (tmp_path / "model" / part).write_text("now")
+    run_folder.move_into(tmp_path / "model", tmp_path)
+    left = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"decoder/weights": "now", "config.json": "now", "other": "before"}
+
+
 @pytest.mark.slow
 def test_killed_runs_resume_to_the_same_bits():
     names = few(SETTINGS, 2)

@@ -466,9 +466,11 @@ def move_into(folder: Path, target: Path) -> None:
 
     Args:
         folder: the saved model, which is removed.
-        target: destination; existing files of the same names are replaced.
+        target: destination; existing files and folders of the same names are replaced.
     """
     for file in sorted(folder.iterdir(), key=lambda file: file.name == "config.json"):
+        if file.is_dir() and (target / file.name).exists():  # a kill left it
+            shutil.rmtree(target / file.name)
         os.replace(file, target / file.name)
     folder.rmdir()
 
