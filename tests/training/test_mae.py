@@ -115,10 +115,10 @@ def test_positions_are_those_of_transformers():
 def test_checkpoint_of_the_authors_has_the_same_decoder(tmp_path):
     model = theirs(decoder_num_attention_heads=4)
     module = opened(save_theirs(model, tmp_path / "transformers")).module
-    torch.save({"model": authors_tensors(model)}, tmp_path / "mae_visualize.pth")
+    torch.save({"model": authors_tensors(model), "ema": authors_tensors(theirs())}, tmp_path / "mae_visualize.pth")
     hints = ["num_attention_heads=2", "image_size=32", "layer_norm_eps=1e-12", "pooling=cls", "hidden_act=gelu",
              "attention_scale=head_dim**-0.5", "block_type=sequential", "rope_type=none", "image_mean=[0.5,0.5,0.5]",
-             "image_std=[0.5,0.5,0.5]"]  # fmt: skip
+             "image_std=[0.5,0.5,0.5]", "key=model"]  # fmt: skip
     again = opened(tmp_path / "mae_visualize.pth", decoder_num_heads=4, model_hints=hints).module
     expected = module.decoder.state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in again.decoder.state_dict().items())

@@ -25,6 +25,7 @@ from ...modeling_plain_vit import PlainViTForImageClassification, PlainViTModel,
 from ...packed_plain_vit import tokens_of
 from ..arguments import PretrainArguments
 from ..data.augmentation import input_size
+from ..models import checkpoint_hints
 from .masked_patches import Corruption, corruption_of, draw_corruption
 from .unlabelled import Start, Unlabelled
 
@@ -140,7 +141,7 @@ def make_decoder(
     config, (h, w) = start.config, grid_size
     length = config.num_prefix_tokens + h * w + (config.num_register_tokens if config.register_tokens_last else 0)
     given = {name: getattr(options, name) for name in SIZES if getattr(options, name) is not None}
-    decoder = None if start.weights is None else stored_decoder(start, given.get("decoder_num_heads"))
+    decoder = None if start.weights is None else stored_decoder(options, start)
     if decoder is not None:
         found = {name: getattr(decoder.config, SIZES[name][0]) for name in given}
         if found != given or decoder.config.image_shape != (1, length):
@@ -160,13 +161,14 @@ def make_decoder(
     return decoder
 
 
-def stored_decoder(start: Start, num_heads: int | None) -> PlainViTForImageClassification | None:
+def stored_decoder(options: PretrainArguments, start: Start) -> PlainViTForImageClassification | None:
     """Return the decoder beside the encoder in a checkpoint, or None if there is none."""
     place, _ = located(start.source)
     silent = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     if not os.path.isfile(place) and cached_file(place, f"{FOLDER}/{CONFIG_NAME}", **silent) is not None:
         return PlainViTForImageClassification.from_pretrained(place, subfolder=FOLDER, dtype=torch.float32)
-    return decoder_in(read_checkpoint(place), start.config, num_heads)
+    checkpoint = read_checkpoint(place, key=checkpoint_hints(options.model_hints).get("key"))
+    return decoder_in(checkpoint, start.config, options.decoder_num_heads)
 
 
 def table_of(vit: PlainViTModel) -> nn.Parameter | None:
