@@ -143,9 +143,7 @@ def _write_into_copy(
     for name, tensor in revert(plan.rows, tensors, model.config).items():
         place = plan.tensors.entries[name].place
         if place is None:
-            faults.append(
-                f"{name!r} is quantised, or in a file of torch: expected safetensors, or F32, F16, BF16 of GGUF"
-            )
+            faults.append(f"{name!r} is quantised, or in a file of torch")
         elif torch.equal(tensor.to(place.dtype).to(tensor.dtype), tensor):
             held.append((place, tensor.detach().cpu().contiguous().to(place.dtype)))
         else:
@@ -154,7 +152,8 @@ def _write_into_copy(
                 f"{name!r} is {dtype} there and has other values: round the model first, model.to(torch.{dtype})"
             )
     if faults:
-        raise ExportError(f"{whole} cannot hold this model exactly:", faults)
+        expected = "expected safetensors, or F32, F16, BF16 of GGUF"
+        raise ExportError(f"{whole} cannot hold this model exactly ({expected}):", faults)
     if whole.is_dir():
         shutil.copytree(whole, staged, copy_function=shutil.copyfile, dirs_exist_ok=True)
     else:

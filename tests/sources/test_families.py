@@ -213,7 +213,9 @@ def test_the_classes_of_transformers_with_patches_are_found() -> None:
 
 
 @pytest.mark.slow(quick=TRANSFORMERS)
-@pytest.mark.parametrize("model_type", sorted(configuration_auto.CONFIG_MAPPING_NAMES))
+@pytest.mark.parametrize(
+    "model_type", [*TRANSFORMERS, *few(sorted({*configuration_auto.CONFIG_MAPPING_NAMES} - {*TRANSFORMERS}), 200)]
+)
 def test_a_family_of_transformers_opens_or_is_refused_by_name(model_type: str) -> None:
     names = every_vision_class(model_type, TRANSFORMERS.get(model_type, ""))
     for name in names if OPENED & set(names) else few(names, 1):

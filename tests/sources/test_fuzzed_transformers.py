@@ -121,5 +121,5 @@ def check_case(case: str, count: int, folder: Path) -> int:
 @pytest.mark.slow(quick=REPRESENTATIVES[::4])
 @pytest.mark.parametrize("case", CASES)
 def test_a_changed_configuration_is_followed_or_refused(case: str, tmp_path: Path) -> None:
-    opened = check_case(case, draws({PLAIN: 12}.get(case, 3 if case in REPRESENTATIVES else 2), nightly=12), tmp_path)
+    opened = check_case(case, draws({PLAIN: 12}.get(case, 2 if case in REPRESENTATIVES else 1), nightly=12), tmp_path)
     assert case != PLAIN or opened >= 4

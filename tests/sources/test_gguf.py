@@ -111,7 +111,7 @@ def test_quantised_tensors_are_dequantised_with_a_note(kind: str, tmp_path: Path
             assert tensor.tensor_type.name == kind
             held = converted.model.state_dict()["layers.1.attention.k_proj.weight"].numpy()
             assert np.array_equal(gguf.dequantize(tensor.data, tensor.tensor_type), held)
-    with pytest.raises(ExportError, match="is quantised there: give a file of F32, F16 or BF16"):
+    with pytest.raises(ExportError, match=r"(?s)cannot hold this .* is quantised"):
         to_checkpoint(converted.model, tmp_path / "again.gguf", format="gguf", into=path)
     assert not (tmp_path / "again.gguf").exists()
 

@@ -213,7 +213,7 @@ def verdict(subject: Subject, original: nn.Module, mutation: Mutation, pixel_val
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_replaced_parts_of_a_model_are_followed_or_refused(name: str) -> None:
-    count = draws(30 if name in SOME else 4, nightly=40)
+    count = draws(20 if name in SOME else 3, nightly=40)
     subject = SUBJECTS[name]
     original = subject.make()
     pixel_values = subject.pixels(original)

@@ -411,11 +411,12 @@ def check_timm(file: str, name: str, folder: Path) -> None:
             TIMM.describe_checkpoint(tensors, {"architecture": name}, Hints())
 
 
-@pytest.mark.slow(
-    quick=["beit", "cait", "crossvit", "eva", "hiera", "naflexvit", "swin_transformer", "vision_transformer_hybrid",
-           "vision_transformer_relpos", "vision_transformer_sam", "volo", "xcit", *CONVOLUTIONS]
-)  # fmt: skip
-@pytest.mark.parametrize("file", list_modules())
+QUICK = ["beit", "cait", "crossvit", "eva", "hiera", "naflexvit", "swin_transformer", "vision_transformer_hybrid",
+         "vision_transformer_relpos", "vision_transformer_sam", "volo", "xcit", *CONVOLUTIONS]  # fmt: skip
+
+
+@pytest.mark.slow(quick=QUICK)
+@pytest.mark.parametrize("file", [*QUICK, *few(sorted({*list_modules()} - {*QUICK}), 40)])
 def test_a_model_of_timm_opens_or_is_called_nothing_that_it_is_not(file: str, tmp_path: Path) -> None:
     for name in few(sorted(list_models(module=file), key=len), 1):
         check_timm(file, name, tmp_path)
@@ -462,7 +463,7 @@ def follow_hugging_face(model_type: str, module: Any, folder: Path) -> tuple[str
 
 @pytest.mark.slow(quick=["vitdet"])
 @pytest.mark.parametrize(
-    "model_type", [*HUGGING_FACE, *few(sorted({*configuration_auto.CONFIG_MAPPING_NAMES} - {*HUGGING_FACE}), 81)]
+    "model_type", [*HUGGING_FACE, *few(sorted({*configuration_auto.CONFIG_MAPPING_NAMES} - {*HUGGING_FACE}), 50)]
 )
 def test_a_folder_of_transformers_is_named_by_its_type_and_its_file_by_nothing_else(
     model_type: str, tmp_path: Path
