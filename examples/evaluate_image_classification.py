@@ -10,13 +10,17 @@ confusion matrix; `--predictions` writes the five likeliest classes of each imag
 predictions over several views of each image. Each image counts once, however many processes share the work. DIR may be
 a folder that `plain-vit export` wrote for an inference engine, for example to measure the accuracy in int8.
 
+`--eval_dataset name=DATASET` adds sets, `--group_column` the accuracy of each group of images, `--corruptions all` that
+on corrupted images.
+
 Models for several labels per image, or for regression, need the same labels as `finetune_image_classification.py` with
 `--problem_type`. Results and predictions are then given for each label or number.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,42 +29,109 @@ if __name__ == "__main__":  # answer --help and mistakes first: importing torch 
 
     plain_vit_command.check_script("evaluate_image_classification", __doc__)
 
-import numpy as np
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from plain_vit.errors import DataError, OutputError, OutputExistsError, TrainingError, counted
 from plain_vit.files.other_files import is_exported
+from plain_vit.files.staging import staged_file
 from plain_vit.inference.engine_models import EngineModel, open_with_processor
 from plain_vit.modeling_plain_vit import PlainViTForImageClassification
 from plain_vit.scores import MULTI_LABEL, REGRESSION
 from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
-    from datasets import Dataset
+    import pandas
 
-    from plain_vit.training.arguments import (
-        EvaluateArguments,
-        ImageOptions,
-        LabelOptions,
-        keywords,
-        run_script,
-    )
-    from plain_vit.training.data import load_labelled_split
-    from plain_vit.training.data.decoding import ProcessedImages, ReadableImages
+    from plain_vit.analysis.drawing import png
+    from plain_vit.analysis.plots import plot_training_curves
+    from plain_vit.training.arguments import EvaluateArguments, ImageOptions, LabelOptions, keywords, run_script
+    from plain_vit.training.data.corruptions import CORRUPTIONS, CorruptedImages
+    from plain_vit.training.data.decoding import ProcessedImages, ReadableImages, UnreadableImages
+    from plain_vit.training.evaluation_sets import EvaluationSet, named_sets, open_evaluation_set, value_of
     from plain_vit.training.hardware.processes import start_processes
-    from plain_vit.training.metrics import Evaluation, evaluate_classifier, metric_text
-    from plain_vit.training.models import checkpoint_hints, matching_classes, names_of_classes, open_classifier
-    from plain_vit.training.reports.mistakes import confused_pairs, results_by_class, top_accuracy
+    from plain_vit.training.metrics import Evaluation, evaluation_of, gather_results, judge_logits, metric_text
+    from plain_vit.training.models import checkpoint_hints, names_of_classes, open_classifier
+    from plain_vit.training.reports.mistakes import confused_pairs, results_by_class, results_by_group, top_accuracy
     from plain_vit.training.reports.report import environment, predictions_of
     from plain_vit.training.run.folder import as_json, write_file
     from plain_vit.training.run.progress import Progress
     from plain_vit.training.vector_metrics import METRICS, VectorEvaluation, evaluate_vectors
     from plain_vit.training.views import with_views
 
+DATASET = "dataset"  # the name of the first set, for --class_map and --real_labels
 SHOWN = 30  # classes and pairs to print; the output file has all
 VECTORS = (MULTI_LABEL, REGRESSION)
 MEANS = {name for names in METRICS.values() for name in names}  # results over all labels or numbers
+
+
+class Evaluating:
+    """The model, its image processor and the sets to evaluate on.
+
+    Args:
+        arguments: as on the command line.
+    """
+
+    def __init__(self, arguments: EvaluateArguments) -> None:
+        check(arguments)
+        self.arguments = arguments
+        self.accelerator, self.loading = start_processes(arguments)
+        self.loading["batch_size"] = -(-arguments.batch_size // self.accelerator.num_processes)
+        model, image_processor = open_model(arguments, self.loading["batch_size"])
+        self.class_names = names_of_classes(model.config)
+        self.problem_type = model.config.problem_type or "single_label_classification"
+        self.sets = open_sets(arguments, self.class_names, self.problem_type)
+        if not isinstance(model, EngineModel):
+            model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        self.model, self.image_processor = with_views(model, image_processor, arguments.views)
+
+    def judge(self, images: EvaluationSet, collate: Callable[[Any], dict[str, Any]]) -> tuple[Any, dict[str, float]]:
+        """Return the results of the model on a set, and images per second.
+
+        Raises:
+            TrainingError: The loss is not finite.
+        """
+        loader = self.accelerator.prepare(DataLoader(ReadableImages(images.rows), collate_fn=collate, **self.loading))
+        given = {"accelerator": self.accelerator, "size": len(images.rows)}
+        with Progress(total=len(images.rows), done=0, shown=self.accelerator.is_main_process) as bar:
+            batches = readable_batches(bar, loader, self.accelerator.num_processes)
+            result: Evaluation | VectorEvaluation
+            if self.problem_type in VECTORS:
+                result = evaluate_vectors(self.model, batches, problem_type=self.problem_type, **given)
+            else:
+                judge = partial(judge_logits, classes=images.classes if self.arguments.valid_labels == "data" else None)
+                result = evaluation_of(*gather_results(self.model, batches, judge=judge, **given))
+            if not math.isfinite(result.loss):
+                raise TrainingError(f"The loss of {self.arguments.model} is not finite: {result.loss}.")
+            return result, bar.rates()
+
+    def results_on(self, name: str) -> dict[str, Any]:
+        """Return the results on a set."""
+        images, predictions = self.sets[name], self.arguments.predictions
+        result, rates = self.judge(images, ProcessedImages(self.image_processor))
+        if name == DATASET and predictions is not None and self.accelerator.is_main_process:
+            write_file(Path(predictions), predictions_of(result, images.rows, self.class_names))
+        return {
+            "images": result.count,
+            "images_without_classes": images.left_out,
+            "processes": self.accelerator.num_processes,
+            **summarize(result, self.class_names),
+            **({"groups": results_by_group(result, images.rows["group"][:])} if self.arguments.group_column else {}),
+            **rates,
+        }
+
+    def corrupted(self, clean: float) -> pandas.DataFrame:
+        """Return the accuracy under each corruption by severity; that on the images as they are, at severity 0."""
+        named, severities = self.arguments.corruptions, sorted({*self.arguments.severities})
+        names = [name for name in CORRUPTIONS if name in named or "all" in named]
+        accuracies = {
+            name: [
+                self.judge(self.sets[DATASET], CorruptedImages(self.image_processor, name, severity))[0].accuracy
+                for severity in severities
+            ]
+            for name in names
+        }
+        return pandas.DataFrame({name: [clean, *row] for name, row in accuracies.items()}, index=[0, *severities])
 
 
 def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
@@ -72,54 +143,23 @@ def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
     Returns:
         The results, as in the output file.
     """
-    check(arguments)
-    accelerator, loading = start_processes(arguments)
-    loading["batch_size"] = -(-arguments.batch_size // accelerator.num_processes)
-    model, image_processor = open_model(arguments, loading["batch_size"])
-    in_engine = isinstance(model, EngineModel)
-    problem_type = model.config.problem_type or "single_label_classification"
-    class_names = names_of_classes(model.config)
-    split = open_split(arguments, class_names, problem_type)
-
-    prepared, image_processor = with_views(
-        model if in_engine else accelerator.prepare_model(model, evaluation_mode=True),
-        image_processor,
-        arguments.views,
-    )
-    loader = accelerator.prepare(
-        DataLoader(
-            ReadableImages(split),
-            collate_fn=ProcessedImages(image_processor),
-            **loading,
-        )
-    )
-    with Progress(total=len(split), done=0, shown=accelerator.is_main_process) as bar:
-        batches = readable_batches(bar, loader, accelerator.num_processes)
-        result: Evaluation | VectorEvaluation
-        if problem_type in VECTORS:
-            result = evaluate_vectors(prepared, batches, accelerator, size=len(split), problem_type=problem_type)
-        else:
-            result = evaluate_classifier(prepared, batches, accelerator, size=len(split))
-        if not math.isfinite(result.loss):
-            raise TrainingError(f"The loss of {arguments.model} is not finite: {result.loss}.")
-        rates = bar.rates()
-    results = {
-        "model": arguments.model,
-        "dataset": arguments.dataset,
-        "images": result.count,
-        "views": arguments.views,
-        "processes": accelerator.num_processes,
-        **summarize(result, class_names),
-        **rates,
-        "environment": environment(),
-    }
-    if accelerator.is_main_process:
+    run = Evaluating(arguments)
+    others = {name: run.results_on(name) for name in run.sets}
+    described = {"model": arguments.model, "dataset": arguments.dataset, "views": arguments.views}
+    results = {**described, **others.pop(DATASET), "eval_datasets": others, "environment": environment()}
+    if arguments.corruptions:
+        corrupted = run.corrupted(results["top1_accuracy"])
+        rows = corrupted[1:].T.add_prefix("severity ").assign(**{"mean accuracy": corrupted[1:].mean()})
+        results["corruptions"] = rows.rename_axis("name").reset_index().to_dict("records")
+    if run.accelerator.is_main_process:
         tqdm.write(as_text(results))
         if arguments.output is not None:
             write_file(Path(arguments.output), as_json(results, indent=2) + "\n")
-        if arguments.predictions is not None:
-            write_file(Path(arguments.predictions), predictions_of(result, split, class_names))
-    accelerator.free_memory()
+        if arguments.output is not None and arguments.corruptions:
+            rows = corrupted.add_suffix("_accuracy").rename_axis("severity").reset_index().to_dict("records")
+            with staged_file(Path(arguments.output).with_suffix(".png"), force=False) as new:
+                new.write_bytes(png(plot_training_curves(rows, x="severity")))
+    run.accelerator.free_memory()
     return results
 
 
@@ -130,11 +170,14 @@ def check(arguments: EvaluateArguments) -> None:
         OutputError: A file has the wrong suffix, or exists.
         TrainingError: A precision is given for an exported graph.
     """
-    for file, suffix in ((arguments.output, ".json"), (arguments.predictions, ".csv")):
+    drawn = str(Path(arguments.output).with_suffix(".png")) if arguments.output and arguments.corruptions else None
+    for file, suffix in ((arguments.output, ".json"), (arguments.predictions, ".csv"), (drawn, ".png")):
         if file is not None and Path(file).suffix.lower() != suffix:
             raise OutputError(f"{file} is not the name of a {suffix} file, which is what would be written: rename it.")
         if file is not None and Path(file).exists():
             raise OutputExistsError(f"{file} already exists: give another file.")
+    if unknown := {*arguments.corruptions} - {"all", *CORRUPTIONS}:
+        raise TrainingError(f"corruptions has {', '.join(unknown)}: expected all, or of {', '.join(CORRUPTIONS)}.")
     if arguments.mixed_precision != "no" and is_exported(arguments.model):
         raise TrainingError(
             f"{arguments.model} was exported to an engine, in the precision of its graph: omit --mixed_precision."
@@ -158,35 +201,29 @@ def open_model(arguments: EvaluateArguments, batch_size: int) -> tuple[Any, Any]
     return model, image_processor
 
 
-def open_split(arguments: EvaluateArguments, class_names: list[str], problem_type: str) -> Dataset:
-    """Return the rows to evaluate on, with labels in the order of the model's classes.
+def open_sets(arguments: EvaluateArguments, class_names: list[str], problem_type: str) -> dict[str, EvaluationSet]:
+    """Open `--dataset` and the sets of `--eval_dataset`, by name.
 
     Raises:
         DataError: The data do not fit the model, or the views do not fit the problem.
     """
-    if problem_type in VECTORS and arguments.views != "one":
-        raise DataError(f"views are for single labels, and the model's problem is {problem_type}: omit --views.")
-    split, data_classes = load_labelled_split(
-        **keywords(arguments, ImageOptions, LabelOptions),
-        split=arguments.split,
-        problem_type=problem_type,
-        classes=len(class_names) if arguments.labels_by == "number" else None,
-    )
-    if problem_type == REGRESSION:
-        if len(data_classes) != len(class_names):
-            raise DataError(
-                f"Each image has {len(data_classes)} numbers, and the model predicts {len(class_names)}: give the data "
-                "that it was trained on, or name the column with --label_column."
-            )
-        return split
-    numbers = matching_classes(class_names, data_classes, labels_by=arguments.labels_by)
-    labels = split["label"][:]
-    if problem_type == MULTI_LABEL:
-        given = np.asarray(labels, dtype=np.float32)
-        vectors = np.zeros((len(given), len(class_names)), dtype=np.float32)
-        vectors[:, numbers] = given
-        return split.remove_columns("label").add_column("label", list(vectors))
-    return split.remove_columns("label").add_column("label", [numbers[label] for label in labels])
+    given = {"views": arguments.views != "one", "corruptions": arguments.corruptions}
+    for name in (name for name in given if given[name] and problem_type in VECTORS):
+        raise DataError(f"{name} are for single labels, and the model's problem is {problem_type}: omit --{name}.")
+    common = keywords(arguments, ImageOptions, LabelOptions)
+    sets = {DATASET: {"split": arguments.split}, **named_sets(arguments.eval_dataset, [DATASET])}
+    return {
+        name: open_evaluation_set(
+            class_names,
+            problem_type=problem_type,
+            labels_by=arguments.labels_by,
+            class_map=value_of(name, arguments.class_map, [*sets]),
+            real_labels=value_of(name, arguments.real_labels, [*sets]),
+            group_column=arguments.group_column,
+            **{**common, **where},
+        )
+        for name, where in sets.items()
+    }
 
 
 def readable_batches(bar: Progress, loader: Iterable[dict[str, Any]], processes: int) -> Iterator[dict[str, Any]]:
@@ -195,9 +232,8 @@ def readable_batches(bar: Progress, loader: Iterable[dict[str, Any]], processes:
     Raises:
         DataError: An image cannot be read.
     """
-    for batch in bar.batches(loader):
-        for broken in filter(None, batch.pop("broken")):
-            raise DataError(f"An image cannot be read: {broken}. Repair it, or remove it.")
+    unreadable = UnreadableImages(stop=True, say=tqdm.write, advice="Repair it, or remove it.")
+    for batch in unreadable.watch(bar.batches(loader)):
         yield batch
         bar.update(min(len(batch["labels"]) * processes, (bar.total or 0) - bar.images))
 
@@ -238,8 +274,20 @@ def _number(value: Any) -> Any:
 
 
 def as_text(results: dict[str, Any]) -> str:
-    """Format the results as text."""
+    """Format the results as text, those of `--dataset` first."""
+    lines = [of_set(results)]
+    for name, more in results["eval_datasets"].items():
+        lines += ["", f"{name}:", of_set(more)]
+    if "corruptions" in results:
+        lines += ["", *table("corruption", results["corruptions"])]
+    return "\n".join(lines)
+
+
+def of_set(results: dict[str, Any]) -> str:
+    """Format the results of a set."""
     images = f"on {counted(results['images'], 'image')}"
+    if without := results["images_without_classes"]:
+        images += f" (left out: {without} for which no class is right)"
     rates = (
         f"{results['images_per_second']:.0f} images/s in {counted(results['processes'], 'process', 'processes')}, "
         f"{results['waiting_for_data']:.0%} of the time waiting for data"
@@ -268,6 +316,7 @@ def as_text(results: dict[str, Any]) -> str:
         "",
         *table(title, classes),
         *(["", "confused most often", *pairs] if pairs else []),
+        *(["", *table("the worst groups", results["groups"][:SHOWN])] if "groups" in results else []),
     ]
     return "\n".join(lines)
 

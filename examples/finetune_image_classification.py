@@ -16,7 +16,8 @@ Exceptions: dropout, batch normalisation and streams.
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +40,8 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
         ClassifierOptions as FinetuneArguments,
     )
     from plain_vit.training.arguments import (
+        ImageOptions,
+        LabelOptions,
         LearnerOptions,
         LoadedOptions,
         TransformOptions,
@@ -51,6 +54,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data.identity import dataset_identity, labels_hash
     from plain_vit.training.data.inputs import NoiseInputs
     from plain_vit.training.data.streaming import StreamedBatches, StreamedImages
+    from plain_vit.training.evaluation_sets import named_sets, open_evaluation_set
     from plain_vit.training.hardware.memory import fitting_accumulation, training_trial
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Batch, Loop, Schedule, make_schedule, start_run
@@ -93,6 +97,10 @@ class FineTuning:
         self.accelerator, self.loading = start_run(arguments)
         processes = self.accelerator.num_processes
         data = data or open_data(arguments)
+        common = {**keywords(arguments, ImageOptions, LabelOptions), "problem_type": arguments.problem_type}
+        sets = named_sets(arguments.eval_dataset, [*data.splits])
+        others = {name: open_evaluation_set(data.label_names, **common | where).rows for name, where in sets.items()}
+        data = replace(data, others=others)
         schedule = make_plan(arguments, data, processes)
         model, self.image_processor, teacher = make_models(arguments, data)
         self.transform = training_transform(self.image_processor, **keywords(arguments, TransformOptions))
@@ -179,24 +187,24 @@ class FineTuning:
             **loading,
         )
 
-    def evaluation_batches(self) -> tuple[DataLoader, DataLoader]:
-        """Return the loaders of the validation and the held-out split, the same loader if both are one split."""
+    def evaluation_batches(self) -> dict[str, DataLoader]:
+        """Return the loaders of the validation split, the held-out split and the other sets, by name."""
         data = self.data
         for broken in data.unreadable:
             self.accelerator.print(f"omitted from the evaluation, because it cannot be read: {broken}")
         options = {"batch_size": self.arguments.eval_batch_size, **self.loading}
         collate = ProcessedImages(self.evaluated_processor)
-        loaders = {
-            name: self.accelerator.prepare(DataLoader(ReadableImages(data.splits[name]), collate_fn=collate, **options))
-            for name in dict.fromkeys((data.watched, data.held_out))
-        }
-        return loaders[data.watched], loaders[data.held_out]
-
-    def results_of(self, result: Outcome) -> dict[str, Any]:
-        """Return the content of `results.json`."""
+        evaluated = {name: data.splits[name] for name in (data.watched, data.held_out)} | {**data.others}
         return {
-            **{f"{self.data.held_out}_{name}": value for name, value in result.values.items()},
-            "images_evaluated": result.count,
+            name: self.accelerator.prepare(DataLoader(ReadableImages(rows), collate_fn=collate, **options))
+            for name, rows in evaluated.items()
+        }
+
+    def results_of(self, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+        """Return the content of `results.json`, from the results on the held-out split and on the other sets."""
+        return {
+            **{f"{where}_{name}": value for where, each in outcomes.items() for name, value in each.values.items()},
+            "images_evaluated": outcomes[self.data.held_out].count,
             "unreadable_images_left_out": len(self.data.unreadable),
             "unreadable_images_replaced": self.loop.unreadable.count_everywhere(self.accelerator),
             **self.loop.figures(since=self.since),
@@ -247,14 +255,16 @@ def finetune(
     if arguments.auto_micro_batch:
         run.find_micro_batches()
     batches = run.training_batches(run.loading)
-    watched, held_out = run.evaluation_batches()
+    evaluated = run.evaluation_batches()
     accelerator.print(f"{data.train_images} images of {len(data.label_names)} classes")
-    loop.train(batches, watched, on_step=snapshots.take)
+    loop.train(batches, evaluated[data.watched], on_step=snapshots.take)
 
     # The weights selected on the validation split (or else the last ones), and their results on the held-out split.
     final = loop.final_model()
-    result = loop.judge(final, held_out)
-    results = run.results_of(result)
+    outcomes = {name: loop.judge(final, evaluated[name]) for name in (data.held_out, *data.others)}
+    result, results = outcomes[data.held_out], run.results_of(outcomes)
+    for name in data.others:
+        accelerator.print(f"{name} {outcomes[name].summary}, on {outcomes[name].count} images")
     loop.finish(final, results)
     if accelerator.is_main_process and described:
         run.describe_result(snapshots, final, result, results)

@@ -376,7 +376,7 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
     A colour stands for the same images in every panel: the first colour for the training images and the learning rate.
 
     Args:
-        rows: One dictionary per log entry, as returned by `plain_vit.training.run.folder.read_log`.
+        rows: One dictionary per log entry, as returned by `plain_vit.training.run.folder.read_log`, or alike.
         x: Field of the horizontal axis.
 
     Raises:
@@ -398,11 +398,13 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
     figure = plain_figure(4.2 * len(panels), 3.2)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     measured = sorted({_measured_on(name) for _, curves in panels for name in curves} - {TRAINING})
-    colours = {name: LINES[i % len(LINES)] for i, name in enumerate([TRAINING, *measured])}
+    looks = {
+        name: (LINES[i % len(LINES)], "-" if i < len(LINES) else ":") for i, name in enumerate([TRAINING, *measured])
+    }
     for axis, (label, curves) in zip(axes, panels, strict=True):
         for name, points in curves.items():
-            marker = "o" if len(points) <= 40 else None
-            axis.plot(*zip(*points, strict=True), color=colours[_measured_on(name)], marker=marker, markersize=3,
+            marker, (colour, style) = "o" if len(points) <= 40 else None, looks[_measured_on(name)]
+            axis.plot(*zip(*points, strict=True), color=colour, linestyle=style, marker=marker, markersize=3,
                       linewidth=1.5)  # fmt: skip
         several = len(curves) > 1
         axis.set(xlabel=one_line(x.replace("_", " "), ACROSS), ylabel=label if several else _with_unit(label, *curves))

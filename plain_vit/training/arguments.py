@@ -54,6 +54,7 @@ class Range:
 Count = Annotated[int, Range(1, MOST, f"1 or more, up to {MOST:,}")]
 Natural = Annotated[int, Range(0, MOST, f"0 or more, up to {MOST:,}")]
 Pixels = Annotated[int, Range(1, 2**16, f"1 or more, up to {2**16:,}")]
+Severity = Annotated[int, Range(1, 5, "1 to 5")]
 Magnitude = Annotated[int, Range(0, 30, "0 to 30")]
 Seed = Annotated[int, Range(0, 2**32 - 1, f"0 to {2**32 - 1:,}")]
 Epochs = Annotated[float, Range(0, 10**6, f"a positive number up to {10**6:,}", without=(0,))]
@@ -205,6 +206,13 @@ class LabelOptions(Group):
 
     label_column: str | None = option(None, "name of the column (default: found by its type)")
     label_names: str | None = option(None, "text file with one class per line, for labels that are only numbers")
+
+
+@dataclass(kw_only=True)
+class EvaluationSetOptions(Group):
+    """Sets to evaluate on beside the dataset."""
+
+    eval_dataset: list[str] = option([], "name=DATASET or name=DATASET@SPLIT, repeatable: further sets to evaluate on")
 
 
 @dataclass(kw_only=True)
@@ -613,7 +621,7 @@ class AugmentationOptions(TransformOptions):
 
 
 @dataclass(kw_only=True)
-class RunOptions(FolderOptions):
+class RunOptions(EvaluationSetOptions, FolderOptions):
     """The run: folder, evaluation, report, upload."""
 
     _argument_group_name: ClassVar[str] = "run"
@@ -668,7 +676,7 @@ TEMPERATURE = 0.07
 
 
 @dataclass(kw_only=True)
-class EvaluateArguments(ForwardOptions):
+class EvaluateArguments(EvaluationSetOptions, ForwardOptions):
     """Options of an evaluation."""
 
     _argument_group_name: ClassVar[str] = "evaluation"
@@ -677,6 +685,16 @@ class EvaluateArguments(ForwardOptions):
     labels_by: Literal["name", "number"] = option(
         "name", "match classes of data and model by name, or by number; integers without names are the model's"
     )
+    class_map: list[str] = option([], "[name=]FILE: text with the data's name of each class of the model, one per line")
+    real_labels: list[str] = option([], "[name=]FILE: JSON with the numbers of all right classes of each image (ReaL)")
+    valid_labels: Literal["model", "data"] = option(
+        "model", "whose classes are predicted (data: for ImageNet-A and -R)"
+    )
+    group_column: str | None = option(None, "column whose values are groups of images, each with its own accuracy")
+    corruptions: list[str] = option(
+        [], "all, or names such as contrast: corruptions of ImageNet-C to evaluate under too"
+    )
+    severities: list[Severity] = option([1, 2, 3, 4, 5], "of the corruptions")
     views: Literal["one", "flip", "ten_crop"] = option(
         "one",
         "average the probabilities of an image and its mirror image, or of centre and corners with their mirror "
@@ -856,6 +874,7 @@ TAKEN_BACK = "default"
 
 PATHS = (".", "/", "~")  # how a name begins that is a path and not one of the Hub
 # Of each set, the option given last replaces the others.
+REPEATED = ("eval_dataset", "class_map", "real_labels")  # given again, they add to what was given before
 ALTERNATIVES = (frozenset({"epochs", "steps"}), frozenset({"warmup_fraction", "warmup_steps"}))
 
 
@@ -1017,7 +1036,7 @@ def _by_option(words: Sequence[str]) -> dict[str, list[str]]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
-            layer[name] = [value] if equals else []
+            layer[name] = [*(layer.get(name, []) if name in REPEATED else []), *([value] if equals else [])]
         else:
             layer.setdefault(name, []).append(word)
     return layer

@@ -27,7 +27,8 @@ BINS = 15  # confidence bins of the calibration error (Guo et al. 2017)
 # Results between 0 and 1, shown as percentages; for several labels per image too.
 FRACTIONS = frozenset({
     "accuracy", "top5_accuracy", "balanced_accuracy", "macro_f1", "micro_f1", "mean_average_precision",
-    "calibration_error", "average precision", "recall", "precision", "f1",
+    "calibration_error", "average precision", "recall", "precision", "f1", "mean accuracy",
+    *(f"severity {each}" for each in range(1, 6)),
 })  # fmt: skip
 
 
@@ -177,17 +178,26 @@ def evaluation_of(classes: torch.Tensor, values: torch.Tensor) -> Evaluation:
     return Evaluation(float(losses.double().mean()), labels, ranks, np.stack(top, axis=1), shares)
 
 
-def judge_logits(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def judge_logits(
+    logits: torch.Tensor, labels: torch.Tensor, *, classes: Sequence[int] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the per-image results that an evaluation keeps.
 
     Args:
         logits: logits [B, K], in float32.
-        labels: true classes [B].
+        labels: true classes [B]; or several [B, any], filled up with -1, of which the likeliest counts.
+        classes: the only classes that may be predicted (default: all).
 
     Returns:
         Label, rank of the label, and likeliest classes [B, 2 + at most TOP]; loss, and probabilities of these classes
         [B, 1 + at most TOP]. Among equally likely classes, the one with the lowest number is the prediction.
     """
+    if classes is not None:
+        least = torch.full_like(logits, torch.finfo(logits.dtype).min)
+        logits = least.index_copy(1, (numbers := torch.tensor(classes, device=logits.device)), logits[:, numbers])
+    if labels.ndim == 2:
+        own = logits.gather(1, labels.clamp(min=0)).masked_fill(labels < 0, -math.inf)
+        labels = labels.gather(1, own.argmax(dim=1, keepdim=True))[:, 0]
     own = logits.gather(1, labels[:, None])
     numbers = torch.arange(logits.shape[1], device=logits.device)
     likelier = (logits > own) | ((logits == own) & (numbers < labels[:, None]))
@@ -263,7 +273,7 @@ def evaluate_classifier(
 
     Args:
         model: see `gather_results`.
-        loader: batches with `labels` [B].
+        loader: batches with `labels`, see `judge_logits`.
         accelerator: accelerator of the run.
         size: number of images of the split.
 

@@ -140,8 +140,10 @@ def test_predictions_are_written_with_path_label_and_the_likeliest_classes(tmp_p
     save_plain_vit(tmp_path / "model")
     result = finetuning.finetune(finetuning.FinetuneArguments(
         model=str(tmp_path / "model"), output_dir=str(tmp_path / "run"), dataset=str(tmp_path / "set"), steps=1,
-        batch_size=4, report=False,
+        batch_size=4, report=False, eval_dataset=[f"again={tmp_path / 'set'}", f"trained={tmp_path / 'set'}@train"],
     ))  # fmt: skip
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["again_loss"] == results["test_loss"] != results["trained_loss"]
     with (tmp_path / "run" / "predictions.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == result.count

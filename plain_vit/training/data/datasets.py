@@ -5,7 +5,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -423,6 +423,7 @@ class ImageClassificationData:
         label_names: the classes, in the order of their numbers.
         train_images: number of training images.
         unreadable: images that `without_unreadable` removed from the evaluated splits, and why.
+        others: further sets of these classes to evaluate on at the end, by name.
     """
 
     train: Dataset | IterableDataset
@@ -431,6 +432,7 @@ class ImageClassificationData:
     label_names: list[str]
     train_images: int
     unreadable: Sequence[str] = ()
+    others: Mapping[str, Dataset] = field(default_factory=dict)
 
     @property
     def splits(self) -> dict[str, Any]:
@@ -515,10 +517,10 @@ def load_classification_data(
         chosen |= {role: _stored(split) for role, split in chosen.items() if role != "train"}
     if single:
         chosen = {role: _plain_labels(split, role, label_column) for role, split in chosen.items()}
-        chosen, names = _with_class_labels(chosen, _read_names(label_names))
+        chosen, names = _with_class_labels(chosen, read_names(label_names))
         chosen = _checked(chosen, names, test_is_named=test_split is not None)
     else:
-        chosen, names = with_vectors(chosen, problem_type, column=label_column, given=_read_names(label_names))
+        chosen, names = with_vectors(chosen, problem_type, column=label_column, given=read_names(label_names))
         chosen = {role: split.cast_column("image", Image(mode="RGB")) for role, split in chosen.items()}
     if validation_fraction:
         chosen["train"], chosen["validation"] = carve(chosen["train"], validation_fraction, seed)
@@ -552,7 +554,7 @@ def without_unreadable(
         DataError: A split has no images left, or too few to compute its results.
     """
     refused, unreadable, readable = RefusedImages(image_processor), list(data.unreadable), {}
-    for role, split in (("validation", data.validation), ("test", data.test)):
+    for role, split in {"validation": data.validation, "test": data.test, **data.others}.items():
         if split is None or not (broken := refused.problems(split)):
             continue
         unreadable += broken.values()
@@ -564,7 +566,8 @@ def without_unreadable(
         readable[role] = split.select([row for row in range(len(split)) if row not in broken])
     if problem_type != "single_label_classification":
         check_evaluated(readable, problem_type)
-    return replace(data, **readable, unreadable=unreadable)
+    others = {name: readable.pop(name, split) for name, split in data.others.items()}
+    return replace(data, **readable, others=others, unreadable=unreadable)
 
 
 def load_labelled_split(
@@ -575,6 +578,7 @@ def load_labelled_split(
     image_column: str | None = None,
     label_column: str | None = None,
     label_names: str | None = None,
+    group_column: str | None = None,
     problem_type: str = "single_label_classification",
     classes: int | None = None,
 ) -> tuple[Dataset, list[str]]:
@@ -587,12 +591,14 @@ def load_labelled_split(
         image_column: see `find_columns`.
         label_column: see `find_columns`.
         label_names: a text file with one class per line, for labels that are plain numbers.
+        group_column: a column of which each value is a group of images.
         problem_type: `single_label_classification`, or a problem of `with_vectors`.
         classes: number of classes, if labels are integers without names (default: each integer that occurs names a
             class, in order).
 
     Returns:
-        Rows with an RGB `image` and a `label`, and the classes in the order of their numbers.
+        Rows with an RGB `image`, a `label` and the text of their `group`, if asked for, and the classes in the order of
+        their numbers.
 
     Raises:
         DataError: The split or a column is unknown, or a label is outside its classes.
@@ -605,7 +611,7 @@ def load_labelled_split(
     rows = _one_split(splits, split, ("test", *VALIDATION_NAMES))
     single = problem_type == "single_label_classification"
     image_column, label_column = find_columns(rows.features, image=image_column, label=label_column, single=single)
-    chosen, given = {"evaluated": _standard_columns(rows, image_column, label_column)}, _read_names(label_names)
+    chosen, given = {"evaluated": _standard_columns(rows, image_column, label_column)}, read_names(label_names)
     if single:
         chosen["evaluated"] = _plain_labels(chosen["evaluated"], "evaluated", label_column)
     _refuse_missing_labels({"evaluated": chosen["evaluated"]["label"][:]})
@@ -618,7 +624,17 @@ def load_labelled_split(
         chosen, names = with_vectors(chosen, problem_type, column=label_column, given=given)
         check_evaluated(chosen, problem_type)
     (evaluated,) = chosen.values()
+    if group_column is not None:
+        evaluated = evaluated.add_column("group", _texts(rows, group_column))
     return evaluated.cast_column("image", Image(mode="RGB")), names
+
+
+def _texts(rows: Dataset, column: str) -> list[str]:
+    """Return the values of a column as texts; of classes, their names."""
+    if column not in rows.features:
+        raise DataError(f"There is no column {column!r}, only {', '.join(rows.features)}: correct --group_column.")
+    kind, values = rows.features[column], rows[column][:]
+    return [kind.int2str(each) for each in values] if isinstance(kind, ClassLabel) else [*map(str, values)]
 
 
 def load_images(
@@ -842,18 +858,27 @@ def _with_images(split: Any, column: str) -> Any:
     return split if isinstance(kind, Image) else split.cast_column(column, Image())
 
 
-def _read_names(file: str | None) -> list[str] | None:
+def read_names(file: str | None, option: str = "--label_names") -> list[str] | None:
+    """Return the names in a text file, one per line; None without a file.
+
+    Args:
+        file: the file.
+        option: the script's option that names it, for messages.
+
+    Raises:
+        DataError: There is no such file, or it has no names.
+    """
     if file is None:
         return None
     if not Path(file).is_file():
-        raise DataError(f"There is no file {file}: --label_names is a text file with one class per line.")
+        raise DataError(f"There is no file {file}: {option} is a text file with one class per line.")
     try:
         lines = Path(file).read_text(encoding="utf-8-sig").splitlines()  # without a byte order mark
     except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 text ({error.reason}): --label_names has one class per line.") from error
+        raise DataError(f"{file} is not UTF-8 text ({error.reason}): {option} has one class per line.") from error
     names = [line.strip() for line in lines if line.strip()]
     if not names:
-        raise DataError(f"{file} has no names: expected one class per line in --label_names.")
+        raise DataError(f"{file} has no names: expected one class per line in {option}.")
     return names
 
 

@@ -102,7 +102,7 @@ def try_image(
 
 
 def read_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Return rows with decoded images, their `place` in the data, and `broken`: why an image cannot be read, or "".
+    """Return rows with decoded images, their `row` and `place`, and `broken`: why an image cannot be read, or "".
 
     Args:
         files: from `as_files`.
@@ -110,6 +110,7 @@ def read_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
     """
     examples = stored_rows(files, rows)
     for row, example in zip(rows, examples, strict=True):
+        example["row"] = row
         example["place"] = (example["image"] or {}).get("path") or f"row {row}"
         image, example["broken"] = try_image(example["image"], f"row {row}")
         example["image"] = BLANK if image is None else image

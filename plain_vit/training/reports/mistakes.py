@@ -1,6 +1,7 @@
 """Mistakes of a classifier: per class, per pair of classes, and per image."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from ...system.extras import needs
 from ..metrics import Evaluation
 
 with needs("plain-vit[train]"):
+    import pandas
     from sklearn.metrics import precision_recall_fscore_support
 
 
@@ -62,6 +64,18 @@ def results_by_class(evaluation: Evaluation, class_names: list[str]) -> list[Cla
         ClassResult(name, int(images[i]), int(right[i]), float(recall[i]), float(precision[i]), float(f1[i]))
         for i, name in enumerate(class_names)
     ]
+
+
+def results_by_group(evaluation: Evaluation, groups: list[str]) -> list[dict[str, Any]]:
+    """Return the accuracy of each group of images, the worst group first.
+
+    Args:
+        evaluation: Evaluation of the images.
+        groups: Group of each image.
+    """
+    right = pandas.Series(evaluation.predictions == evaluation.labels).groupby(groups).agg(["size", "mean"])
+    rows = right.sort_values("mean", kind="stable").itertuples()
+    return [{"name": row.Index, "images": int(row.size), "accuracy": float(row.mean)} for row in rows]
 
 
 def confused_pairs(evaluation: Evaluation, count: int = 12) -> list[ConfusedPair]:

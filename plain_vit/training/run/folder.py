@@ -49,7 +49,7 @@ OF_TRACKERS = ("wandb", "mlruns", "mlflow.db")
 # Options that may change when a run is resumed because they do not affect the steps that were taken.
 FREE_ON_RESUME = (
     "output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "best_kept",
-    "eval_batch_size", "checkpoint_minutes", "max_time", "skip_nonfinite",
+    "eval_batch_size", "eval_dataset", "checkpoint_minutes", "max_time", "skip_nonfinite",
     "report_to", "report", "picture_every", "dry_run",
     "license", "push_to_hub", "hub_private",
 )  # fmt: skip
