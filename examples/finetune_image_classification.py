@@ -36,9 +36,7 @@ from plain_vit.modeling_plain_vit import PlainViTPreTrainedModel
 from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
-    from plain_vit.training.arguments import (
-        ClassifierOptions as FinetuneArguments,
-    )
+    from plain_vit.training.arguments import ClassifierOptions as FinetuneArguments
     from plain_vit.training.arguments import (
         ImageOptions,
         LabelOptions,
@@ -306,8 +304,12 @@ def check_copies(arguments: FinetuneArguments) -> None:
     if arguments.batch_size < copies:
         raise TrainingError(f"batch_size is {arguments.batch_size}: expected at least the {copies} copies of an image.")
     cropped = arguments.crop_scale < 1 or arguments.resize_to is not None or arguments.crop_padding
-    varied = cropped or arguments.augmentation != "none"
-    if not (varied or arguments.horizontal_flip or arguments.random_erasing):
+    flipped, recoloured = (
+        arguments.horizontal_flip or arguments.vflip,
+        arguments.color_jitter or arguments.grayscale_prob,
+    )
+    varied = cropped or flipped or recoloured or arguments.gaussian_blur_prob or arguments.augmentation != "none"
+    if not (varied or arguments.random_erasing):
         raise TrainingError(
             f"Without augmentation the {copies} copies of each image would be identical: add --crop_scale 0.08 or "
             "another augmentation, or omit --repeated_augmentation."

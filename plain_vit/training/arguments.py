@@ -54,7 +54,6 @@ class Range:
 Count = Annotated[int, Range(1, MOST, f"1 or more, up to {MOST:,}")]
 Natural = Annotated[int, Range(0, MOST, f"0 or more, up to {MOST:,}")]
 Pixels = Annotated[int, Range(1, 2**16, f"1 or more, up to {2**16:,}")]
-Severity = Annotated[int, Range(1, 5, "1 to 5")]
 Magnitude = Annotated[int, Range(0, 30, "0 to 30")]
 Seed = Annotated[int, Range(0, 2**32 - 1, f"0 to {2**32 - 1:,}")]
 Epochs = Annotated[float, Range(0, 10**6, f"a positive number up to {10**6:,}", without=(0,))]
@@ -495,6 +494,7 @@ class LearnerOptions(Group):
 
     layer_decay: Amount = option(1.0, "learning rate of a block, relative to the next block")
     ema_decay: BelowOne | None = option(None, "evaluate and save a moving average of the weights with this decay")
+    model_ema_warmup: bool = option(False, "timm's warm-up of the average", needs="ema_decay")
     shard: bool = option(
         False,
         "shard weights, optimizer states and averages over the processes (FSDP2)",
@@ -571,7 +571,9 @@ class TransformOptions(Group):
         "resize the shorter edge, pad with this many pixels, then take a random crop of the model's size",
         excludes=CUTS,
     )
+    train_interpolation: Literal["random", "bilinear", "bicubic"] | None = option(None, "default: the processor's")
     horizontal_flip: Share = option(0.0, "probability of the operation")
+    vflip: Share = option(0.0, "probability of a vertical flip")
     augmentation: Literal["none", "affine", "randaugment", "autoaugment", "trivialaugment", "threeaugment"] = option(
         "none", "affine: for characters"
     )
@@ -581,6 +583,9 @@ class TransformOptions(Group):
     magnitude: Magnitude = option(9, "magnitude of randaugment; full strength at 10, in torchvision at 30")
     magnitude_std: Amount = option(0.0, "standard deviation of the magnitude, with the scales of timm")
     augmentation_layers: Natural = option(2, "operations per image of randaugment")
+    color_jitter: list[Amount] = option([], "of brightness, contrast and saturation: 0.4; or of each, and of hue")
+    grayscale_prob: Share = option(0.0, "probability of an image in grey")
+    gaussian_blur_prob: Share = option(0.0, "probability of a blur of 0.1 to 2 pixels")
     random_erasing: Share = option(0.0, "probability of the operation")
     random_erasing_mode: Literal["mean", "pixel"] = option(
         "mean", "erase with the mean colour, or with normal noise in each pixel"
@@ -687,14 +692,10 @@ class EvaluateArguments(EvaluationSetOptions, ForwardOptions):
     )
     class_map: list[str] = option([], "[name=]FILE: text with the data's name of each class of the model, one per line")
     real_labels: list[str] = option([], "[name=]FILE: JSON with the numbers of all right classes of each image (ReaL)")
-    valid_labels: Literal["model", "data"] = option(
-        "model", "whose classes are predicted (data: for ImageNet-A and -R)"
-    )
+    valid_labels: Literal["model", "data"] = option("model", "whose classes are predicted (data: ImageNet-A, -R)")
     group_column: str | None = option(None, "column whose values are groups of images, each with its own accuracy")
-    corruptions: list[str] = option(
-        [], "all, or names such as contrast: corruptions of ImageNet-C to evaluate under too"
-    )
-    severities: list[Severity] = option([1, 2, 3, 4, 5], "of the corruptions")
+    corruptions: list[str] = option([], "all, or names such as contrast: corruptions of ImageNet-C to evaluate under")
+    severities: list[Annotated[int, Range(1, 5, "1 to 5")]] = option([1, 2, 3, 4, 5], "of the corruptions")
     views: Literal["one", "flip", "ten_crop"] = option(
         "one",
         "average the probabilities of an image and its mirror image, or of centre and corners with their mirror "

@@ -33,6 +33,7 @@ class Learner:
         accelerator: accelerator of the run.
         layer_decay: see `make_optimizer`.
         ema_decay: evaluate and save a moving average of the weights with this decay.
+        model_ema_warmup: see `MovingAverage`.
         shard: shard the model, its average and the optimizer state over the processes.
         compile: compile the model.
         compile_mode: mode of `torch.compile`.
@@ -49,6 +50,7 @@ class Learner:
         *,
         layer_decay: float = 1.0,
         ema_decay: float | None = None,
+        model_ema_warmup: bool = False,
         shard: bool = False,
         compile: bool = False,
         compile_mode: str = "default",
@@ -67,7 +69,8 @@ class Learner:
             epsilon=options.epsilon,
         )
         self.optimizer: Any = self.make_optimizer(model, layer_decay=layer_decay)  # replaced by Accelerate's wrapper
-        self.average = None if ema_decay is None else MovingAverage(model, ema_decay, accelerator.device)
+        averaged = partial(MovingAverage, model, device=accelerator.device, warmup=model_ema_warmup)
+        self.average = None if ema_decay is None else averaged(decay=ema_decay)
         if options.param_dtype == "bf16":
             train_on_copies(model, torch.bfloat16)
         self.blocks = blocks_to_shard(model, accelerator) if shard else []

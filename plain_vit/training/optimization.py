@@ -405,11 +405,12 @@ class MovingAverage(AveragedModel):
         model: the model whose weights are averaged.
         decay: the average moves by 1 - `decay` with each update.
         device: device of the average.
+        warmup: move by (updates before + 1) ** (-2 / 3) while that is more, as timm's `ModelEmaV3`.
     """
 
-    def __init__(self, model: nn.Module, decay: float, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, decay: float, device: torch.device, *, warmup: bool = False) -> None:
         super().__init__(model, device=device)
-        self.decay, self.n_averaged = decay, self.n_averaged.cpu()
+        self.decay, self.warmup, self.n_averaged = decay, warmup, self.n_averaged.cpu()
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
@@ -417,7 +418,8 @@ class MovingAverage(AveragedModel):
         averaged: list[torch.Tensor] = list(self.module.parameters())
         current = [parameter.to(averaged[0].device) for parameter in model.parameters()]
         if self.n_averaged:
-            torch._foreach_lerp_(averaged, current, 1 - self.decay)
+            warm = (int(self.n_averaged) + 1) ** (-2 / 3) if self.warmup else 0.0
+            torch._foreach_lerp_(averaged, current, max(1 - self.decay, warm))
         else:
             for ours, theirs in zip(averaged, current, strict=True):  # _foreach_copy_ does not support sharded weights
                 ours.copy_(theirs)

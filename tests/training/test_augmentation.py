@@ -16,7 +16,8 @@ import torch
 from sklearn.datasets import load_sample_image
 from timm.data import auto_augment
 from timm.data.random_erasing import RandomErasing
-from torchvision.transforms import v2
+from timm.data.transforms_factory import transforms_imagenet_train
+from torchvision.transforms import InterpolationMode, v2
 
 from plain_vit import PlainViTImageProcessor
 from plain_vit.errors import TrainingError
@@ -308,6 +309,49 @@ def test_pixels_that_are_not_erased_keep_their_exact_levels():
     assert torch.equal(transform.normalize(kept), training_transform(processor)(image))
 
 
+# Colours
+
+
+@pytest.mark.parametrize(("grey", "blur"), [(0.5, 0.0), (0.0, 0.5), (0.3, 0.3)])
+@pytest.mark.parametrize("jitter", [[], [0.4], [0.1, 0.2, 0.3], [0.1, 0.2, 0.3, 0.4]], ids=len)
+def test_colours_and_vertical_flips_are_those_of_timm_with_the_same_draws(jitter, grey, blur):
+    options = {"vflip": 0.5, "color_jitter": jitter, "grayscale_prob": grey, "gaussian_blur_prob": blur}
+    transform = training_transform(PlainViTImageProcessor(size={"height": 31, "width": 45}), **options)
+    image = photograph(45, 31)
+    given = {**options, "color_jitter": {0: None, 1: 0.4}.get(len(jitter), jitter)}
+    first, second, _ = transforms_imagenet_train((31, 45), hflip=0, separate=True, **given)
+    for seed in range(12):
+        torch.manual_seed(seed)
+        ours = transform.augment(transform.crop(image))
+        torch.manual_seed(seed)
+        theirs = v2.Compose([*first.transforms[1:], *second.transforms])(image)
+        off = (ours.int() - v2.functional.pil_to_tensor(theirs)).abs().max()
+        assert off <= (blur > 0)  # torchvision's two classes of blurs may round the same value up and down
+
+
+def test_interpolation_of_training_is_one_or_drawn_from_two_and_needs_a_crop():
+    processor, image = PlainViTImageProcessor(size={"height": 24, "width": 16}, resample=3), photograph(80, 96)
+    resized = {
+        name: v2.functional.resize(v2.functional.pil_to_tensor(image), [24, 16], InterpolationMode(name))
+        for name in ("bilinear", "bicubic")
+    }
+    for name, expected in resized.items():
+        assert torch.equal(training_transform(processor, train_interpolation=name, scaled=False).crop(image), expected)
+    crop = training_transform(processor, train_interpolation="random").crop
+    drawn = Counter(torch.equal(crop(image), resized["bicubic"]) for _ in range(200))
+    assert 70 < drawn[True] < 130
+    cropping = PlainViTImageProcessor(
+        size={"shortest_edge": 24}, do_center_crop=True, crop_size={"height": 16, "width": 16}
+    )
+    for options, message in (
+        ({"train_interpolation": "bilinear"}, "train_interpolation needs a random crop: add --crop_scale"),
+        ({"color_jitter": [0.1, 0.2]}, r"color_jitter is \[0.1, 0.2\]: expected one, three or four numbers"),
+        ({"color_jitter": [0.1, 0.2, 0.3, 0.6]}, "the last up to 0.5"),
+    ):
+        with pytest.raises(TrainingError, match=message):
+            training_transform(cropping, **options)
+
+
 # Combined transforms
 
 
@@ -317,6 +361,7 @@ def test_pixels_that_are_not_erased_keep_their_exact_levels():
         *({"augmentation": "randaugment", "magnitude_scale": scale, "magnitude": 9} for scale in MAGNITUDE_SCALES),
         {"augmentation": "randaugment", "magnitude_std": 0.5, "random_erasing": 0.5, "random_erasing_mode": "pixel"},
         {"augmentation": "autoaugment"},
+        {"train_interpolation": "random", "vflip": 0.5, "color_jitter": [0.4], "gaussian_blur_prob": 0.5},
         {"augmentation": "threeaugment", "crop_scale": 1.0, "crop_padding": 4},
     ],
     ids=lambda options: "-".join(str(value) for value in options.values()),

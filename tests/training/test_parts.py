@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from datasets import ClassLabel, Dataset, Features, Image
 from timm.data.distributed_sampler import RepeatAugSampler
+from timm.utils import ModelEmaV3
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
@@ -279,6 +280,20 @@ def test_average_follows_its_formula():
         average.update_parameters(model)
         expected = model.weight.detach().clone() if expected is None else 0.75 * expected + 0.25 * model.weight.detach()
     assert torch.allclose(average.module.weight, expected)
+
+
+def test_average_with_warmup_is_that_of_timm():
+    model = nn.Linear(3, 2)
+    ours, theirs = (
+        MovingAverage(model, 0.75, torch.device("cpu"), warmup=True),
+        ModelEmaV3(model, 0.75, use_warmup=True),
+    )
+    for step in range(1, 14):
+        nn.init.normal_(model.weight)
+        ours.update_parameters(model)
+        theirs.update(model, step=step)
+        torch.testing.assert_close(ours.module.weight, theirs.module.weight, rtol=1e-6, atol=1e-7)
+    assert theirs.get_decay(5) < theirs.get_decay(14) == 0.75
 
 
 # Heads

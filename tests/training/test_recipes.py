@@ -63,6 +63,8 @@ BIG_VISION = {
     **VIT, "opt": "adamw", "batch": 4096, "lr": 0.001, "wd": 0.0001 / 0.001, "warmup_steps": 10_000, "size": 224,
     "eval_crop": 224 / 256, "epochs": 300, "loss": "sigmoid_xent",
 }  # fmt: skip
+# google-research/big_vision: big_vision/configs/transfer.py, and the rows of its docstring.
+TRANSFER = {**VIT, "eval_crop": 384 / 448}
 # pytorch/vision: references/classification/README.md and the defaults of train.py. A decay of .99998 is adjusted by
 # batch * 32 steps / epochs; its 32nd root is the decay of one step.
 TORCHVISION = {
@@ -89,6 +91,11 @@ SOURCES: dict[str, dict[str, Any]] = {
     "augreg-pretrain-imagenet21k": {**BIG_VISION, "head_bias": -10.0, "aa": "randaug(2,10)", "mixup": 0.2},
     "augreg-finetune": {**VIT, "steps": 500, "warmup_steps": 100, "lr": 0.03},
     "augreg-finetune-imagenet": {**VIT, "steps": 20_000, "lr": 0.03},
+    "augreg-transfer-imagenet": {**TRANSFER, "steps": 20_000, "lr": 0.03},
+    "augreg-transfer-cifar10": {**TRANSFER, "steps": 10_000, "lr": 0.003, "crop": 448},
+    "augreg-transfer-cifar100": {**TRANSFER, "steps": 10_000, "lr": 0.01, "crop": 448},
+    "augreg-transfer-pets": {**TRANSFER, "steps": 500, "warmup_steps": 100, "lr": 0.003},
+    "augreg-transfer-flowers": {**TRANSFER, "steps": 500, "warmup_steps": 100, "lr": 0.003},
     "augreg-none": {"aa": "", "mixup": 0},
     "augreg-light1": {"aa": "randaug(2,0)", "mixup": 0},
     "augreg-light2": {"aa": "randaug(2,10)", "mixup": 0.2},
@@ -136,6 +143,12 @@ SOURCES: dict[str, dict[str, Any]] = {
     "beit-finetune-large-imagenet22k": {**BEIT_22K, "layer_decay": 0.9, "drop_path": 0.4},
     "torchvision-vit-b16": {**TORCHVISION, "aa": "ra 9 of 30"},
     "torchvision-vit-b32": {**TORCHVISION, "aa": "imagenet"},
+    "torchvision-vit-l32": {**TORCHVISION, "aa": "ra 9 of 30"},
+    "torchvision-vit-l16": {
+        **TORCHVISION, "opt": "sgd", "momentum": 0.9, "eps": None, "betas": None, "batch": 8 * 128, "epochs": 600,
+        "lr": 0.5, "wd": 2e-5, "warmup_epochs": 5, "smoothing": 0.1, "aa": "ta_wide", "reprob": 0.1, "remode": "mean",
+        "eval_crop": 224 / 232, "ema": (1 - (1 - 0.99998) * 8 * 128 * 32 / 600) ** (1 / 32),
+    },
 }  # fmt: skip
 
 # Options for each augmentation in the notation of the sources.
@@ -143,6 +156,7 @@ AUGMENTATIONS: dict[str, dict[str, Any]] = {
     "": {"augmentation": "none"},
     "3a": {"augmentation": "threeaugment"},
     "imagenet": {"augmentation": "autoaugment"},
+    "ta_wide": {"augmentation": "trivialaugment"},
     "rand-m9-mstd0.5-inc1": {
         "augmentation": "randaugment", "magnitude_scale": "timm_increasing", "magnitude": 9, "magnitude_std": 0.5,
         "augmentation_layers": 2,
@@ -256,7 +270,9 @@ def test_what_a_recipe_of_masked_models_leaves_out_is_listed():
 
 
 def test_every_recipe_is_compared_with_its_source():
-    unchecked = set(RECIPES) - set(SOURCES) - {"mae-pretrain", "mae-linear-probe", "linear-probe", "lora", "few-shot"}
+    unchecked = set(RECIPES) - set(SOURCES) - {
+        "mae-pretrain", "mae-linear-probe", "dinov2-linear-probe", "linear-probe", "lora", "few-shot",
+    }  # fmt: skip
     assert not unchecked
     assert all(RECIPES[name].source for name in SOURCES)
 
@@ -324,6 +340,17 @@ def test_pretraining_of_mae_has_the_numbers_of_its_source():
     assert (arguments.epochs, arguments.warmup_fraction * 800, arguments.schedule) == (800, 40, "cosine")
     assert (arguments.mask_ratio, arguments.norm_pix_loss, arguments.max_grad_norm) == (0.75, True, 0)
     assert (arguments.crop_scale, arguments.horizontal_flip) == (0.2, 0.5)
+
+
+def test_linear_evaluation_of_dinov2_has_the_numbers_of_its_source():
+    # facebookresearch/dinov2: defaults of eval/linear.py: 128 images on each of the 8 GPUs of run/submit.py.
+    arguments = parse_arguments(PROBE, [*NEEDED, "--recipe", "dinov2-linear-probe"], description=None)
+    assert arguments.learning_rates == [
+        1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1,
+    ]  # fmt: skip
+    assert (arguments.optimizer, arguments.probe_batch_size, arguments.weight_decay) == ("sgd", 128 * 8, 0)
+    assert (arguments.mode, arguments.warmup_epochs) == ("linear", 0)
+    assert arguments.epochs == pytest.approx(10 * 1250 * 1024 / 1_281_167, rel=0.001)
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if RECIPES[name].script.startswith("finetune")])

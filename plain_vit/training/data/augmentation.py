@@ -158,7 +158,7 @@ class CroppedImage:
         crop: v2.RandomResizedCrop | RelativeCrop | None = None,
         scaled: bool = True,
     ) -> None:
-        self.size, self.interpolation, self.crop, self.scaled = size, interpolation, crop, scaled
+        self.size, self.interpolations, self.crop, self.scaled = size, [interpolation], crop, scaled
 
     def __call__(self, image: PIL.Image.Image) -> torch.Tensor:
         """Return the pixels (C, H, W) of an opened image, in [0, 255]; decode it if necessary.
@@ -190,7 +190,8 @@ class CroppedImage:
             cropped = np.array(in_rgb(upright(image).crop((left, top, right, bottom))))
         else:
             cropped = levels[top:bottom, left:right]
-        return v2.functional.resize(torch.from_numpy(cropped).permute(2, 0, 1), size, self.interpolation)
+        chosen = int(torch.randint(len(self.interpolations), ())) if len(self.interpolations) > 1 else 0
+        return v2.functional.resize(torch.from_numpy(cropped).permute(2, 0, 1), size, self.interpolations[chosen])
 
 
 def jpeg_levels(image: PIL.Image.Image) -> np.ndarray | None:
@@ -351,12 +352,17 @@ def training_transform(
     crop_scale: float = 1.0,
     resize_to: int | None = None,
     crop_padding: int = 0,
+    train_interpolation: str | None = None,
     horizontal_flip: float = 0.0,
+    vflip: float = 0.0,
     augmentation: str = "none",
     magnitude_scale: str = "timm_increasing",
     magnitude: int = 9,
     magnitude_std: float = 0.0,
     augmentation_layers: int = 2,
+    color_jitter: Sequence[float] = (),
+    grayscale_prob: float = 0.0,
+    gaussian_blur_prob: float = 0.0,
     random_erasing: float = 0.0,
     random_erasing_mode: str = "mean",
     scaled: bool = True,
@@ -372,7 +378,9 @@ def training_transform(
         resize_to: resize to a square of this many pixels, and take a random crop of the processor's size.
         crop_padding: resize until the shorter edge has the processor's size, pad all sides by reflection with this many
             pixels, and take a random crop of that size (the simple random crop of DeiT-III); 0 means no such crop.
+        train_interpolation: `bilinear`, `bicubic` or `random`, one of both for each image; None means the processor's.
         horizontal_flip: probability, 0 to 1.
+        vflip: probability, 0 to 1.
         augmentation: `affine` (10 degrees, a tenth of shift, scale and slant: for characters), `randaugment`,
             `autoaugment` (Cubuk et al. 2019, the policy for ImageNet, as in torchvision), `trivialaugment`,
             `threeaugment` (grey, solarised or blurred, then colour jitter: Touvron et al. 2022) or `none`.
@@ -380,6 +388,10 @@ def training_transform(
         magnitude: magnitude of the operations of `randaugment`.
         magnitude_std: standard deviation of the magnitude.
         augmentation_layers: operations per image of `randaugment`.
+        color_jitter: largest relative change of brightness, contrast and saturation, one for all or one of each, and
+            perhaps the largest change of the hue, up to 0.5.
+        grayscale_prob: probability, 0 to 1.
+        gaussian_blur_prob: probability, 0 to 1.
         random_erasing: probability, 0 to 1.
         random_erasing_mode: content of an erased rectangle: `mean`, the mean colour rounded to integers, or `pixel`,
             normal noise in each pixel.
@@ -391,9 +403,18 @@ def training_transform(
     """
     mean, std = pixel_levels(image_processor)
     crop, cropped = _geometry(image_processor, crop_scale, resize_to, crop_padding, scaled)
+    if train_interpolation is not None:
+        if not isinstance(crop, CroppedImage):
+            raise TrainingError("train_interpolation needs a random crop: add --crop_scale 0.08, or omit it.")
+        either = ("bilinear", "bicubic") if train_interpolation == "random" else (train_interpolation,)
+        crop.interpolations = [*map(InterpolationMode, either)]
+    if len(color_jitter) not in (0, 1, 3, 4) or max([*color_jitter[3:], 0]) > 0.5:
+        raise TrainingError(f"color_jitter is {color_jitter}: expected one, three or four numbers, the last up to 0.5.")
     steps: list[Callable[[Any], Any]] = [cropped] if cropped else []
     if horizontal_flip:
         steps.append(v2.RandomHorizontalFlip(horizontal_flip))
+    if vflip:
+        steps.append(v2.RandomVerticalFlip(vflip))
     if augmentation == "randaugment":
         resample = PIL.Image.Resampling(image_processor.resample)
         if resample not in (PIL.Image.Resampling.BILINEAR, PIL.Image.Resampling.BICUBIC):
@@ -407,8 +428,15 @@ def training_transform(
         )
     else:
         varied = _variation(augmentation)
-    if varied is not None:
-        steps += [v2.ToPILImage(), varied, v2.PILToTensor()]  # Pillow's operations are faster
+    operations = [varied] if varied is not None else []
+    if color_jitter:
+        operations.append(v2.ColorJitter(*(color_jitter if len(color_jitter) > 1 else [*color_jitter] * 3)))
+    if grayscale_prob:
+        operations.append(v2.RandomGrayscale(grayscale_prob))
+    if gaussian_blur_prob:
+        operations.append(v2.RandomApply([v2.GaussianBlur(23)], gaussian_blur_prob))  # timm's size
+    if operations:
+        steps += [v2.ToPILImage(), *operations, v2.PILToTensor()]  # Pillow's operations are faster
     if random_erasing and random_erasing_mode == "pixel":
         steps.append(PixelErasing(random_erasing, mean, std))
     elif random_erasing:

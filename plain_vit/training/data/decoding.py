@@ -110,8 +110,7 @@ def read_rows(files: Dataset, rows: Sequence[int]) -> list[dict[str, Any]]:
     """
     examples = stored_rows(files, rows)
     for row, example in zip(rows, examples, strict=True):
-        example["row"] = row
-        example["place"] = (example["image"] or {}).get("path") or f"row {row}"
+        example["row"], example["place"] = row, (example["image"] or {}).get("path") or f"row {row}"
         image, example["broken"] = try_image(example["image"], f"row {row}")
         example["image"] = BLANK if image is None else image
     return examples
