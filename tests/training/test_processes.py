@@ -91,6 +91,7 @@ def save_siglip(folder: Path) -> Path:
 
 CASES = {
     "everything": Case({**MIXED, "augmentation": "affine", "repeated_augmentation": 3, "ema_decay": 0.9,
+                        "model_ema_warmup": True, "train_interpolation": "random", "color_jitter": [0.4],
                         "class_balance": "sampler", "gradient_checkpointing": True, "schedule": "constant",
                         "cooldown_steps": 3, "sharpness_radius": 0.2},
                        RANDOM, two={"gradient_accumulation_steps": 2}),

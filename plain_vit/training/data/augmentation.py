@@ -159,6 +159,7 @@ class CroppedImage:
         scaled: bool = True,
     ) -> None:
         self.size, self.interpolations, self.crop, self.scaled = size, [interpolation], crop, scaled
+        self.channels = 3  # or 1, grey
 
     def __call__(self, image: PIL.Image.Image) -> torch.Tensor:
         """Return the pixels (C, H, W) of an opened image, in [0, 255]; decode it if necessary.
@@ -190,6 +191,8 @@ class CroppedImage:
             cropped = np.array(in_rgb(upright(image).crop((left, top, right, bottom))))
         else:
             cropped = levels[top:bottom, left:right]
+        if self.channels == 1:
+            cropped = np.array(PIL.Image.fromarray(cropped).convert("L"))[..., None]
         chosen = int(torch.randint(len(self.interpolations), ())) if len(self.interpolations) > 1 else 0
         return v2.functional.resize(torch.from_numpy(cropped).permute(2, 0, 1), size, self.interpolations[chosen])
 
@@ -403,6 +406,8 @@ def training_transform(
     """
     mean, std = pixel_levels(image_processor)
     crop, cropped = _geometry(image_processor, crop_scale, resize_to, crop_padding, scaled)
+    if isinstance(crop, CroppedImage):
+        crop.channels = len(mean)
     if train_interpolation is not None:
         if not isinstance(crop, CroppedImage):
             raise TrainingError("train_interpolation needs a random crop: add --crop_scale 0.08, or omit it.")

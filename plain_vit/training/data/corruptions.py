@@ -17,16 +17,14 @@ from torchvision.transforms import v2
 
 from .augmentation import Normalization, ProcessedImage, pixel_levels
 
-Draw = np.random.Generator
 
-
-def _replaced(levels: np.ndarray, share: float, draw: Draw) -> np.ndarray:
+def _replaced(levels: np.ndarray, share: float, draw: np.random.Generator) -> np.ndarray:
     """Replace a share of the values by black or white (salt and pepper)."""
     replaced = draw.random(levels.shape) < share
     return np.where(replaced, draw.random(levels.shape) < 0.5, levels / 255)
 
 
-def _defocused(levels: np.ndarray, disk: tuple[int, float], draw: Draw) -> np.ndarray:
+def _defocused(levels: np.ndarray, disk: tuple[int, float], draw: np.random.Generator) -> np.ndarray:
     """Blur with a disk, whose edge is softened, over an image that continues as in a mirror."""
     radius, softness = disk
     around, size = max(radius, 8), 3 if radius <= 8 else 5
@@ -37,27 +35,27 @@ def _defocused(levels: np.ndarray, disk: tuple[int, float], draw: Draw) -> np.nd
     return F.conv2d(torch.from_numpy(padded).permute(2, 0, 1)[:, None], kernel)[:, 0].permute(1, 2, 0).numpy()
 
 
-def _brightened(levels: np.ndarray, more: float, draw: Draw) -> np.ndarray:
+def _brightened(levels: np.ndarray, more: float, draw: np.random.Generator) -> np.ndarray:
     """Raise the value of the hue, saturation and value of each pixel."""
     value = levels.max(axis=2, keepdims=True) / 255
     raised = np.clip(value + more, 0, 1)
     return np.where(value > 0, levels / 255 * raised / np.where(value > 0, value, 1), raised)
 
 
-def _pixelated(levels: np.ndarray, scale: float, draw: Draw) -> np.ndarray:
+def _pixelated(levels: np.ndarray, scale: float, draw: np.random.Generator) -> np.ndarray:
     image, box = PIL.Image.fromarray(levels), PIL.Image.Resampling.BOX
     coarse = image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))), box)
     return np.array(coarse.resize(image.size, box))
 
 
-def _compressed(levels: np.ndarray, quality: int, draw: Draw) -> np.ndarray:
+def _compressed(levels: np.ndarray, quality: int, draw: np.random.Generator) -> np.ndarray:
     file = BytesIO()
     PIL.Image.fromarray(levels).save(file, "JPEG", quality=quality)
     return np.array(PIL.Image.open(file))
 
 
 # Each has a function and its five strengths. The function returns values in [0, 1], or integers in [0, 255].
-CORRUPTIONS: dict[str, tuple[Callable[[np.ndarray, Any, Draw], np.ndarray], Sequence[Any]]] = {
+CORRUPTIONS: dict[str, tuple[Callable[[np.ndarray, Any, np.random.Generator], np.ndarray], Sequence[Any]]] = {
     "gaussian_noise": (lambda x, std, draw: x / 255 + draw.normal(0, std, x.shape), (0.08, 0.12, 0.18, 0.26, 0.38)),
     "shot_noise": (lambda x, photons, draw: draw.poisson(x / 255 * photons) / photons, (60, 25, 12, 5, 3)),
     "impulse_noise": (_replaced, (0.03, 0.06, 0.09, 0.17, 0.27)),
@@ -69,7 +67,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[np.ndarray, Any, Draw], np.ndarray], Sequ
 }  # fmt: skip
 
 
-def corrupted(levels: np.ndarray, name: str, severity: int, draw: Draw) -> np.ndarray:
+def corrupted(levels: np.ndarray, name: str, severity: int, draw: np.random.Generator) -> np.ndarray:
     """Return a corrupted copy of an image (H, W, 3) of integers in [0, 255].
 
     Args:
@@ -103,6 +101,7 @@ class CorruptedImages:
         images = []
         for each in examples:
             draw, levels = np.random.default_rng((each["row"], self.severity)), crop(each["image"]).permute(1, 2, 0)
-            images.append(torch.from_numpy(corrupted(levels.numpy(), self.name, self.severity, draw)))
+            coloured = levels.expand(-1, -1, 3).contiguous().numpy()  # also of a model for grey images
+            images.append(torch.from_numpy(corrupted(coloured, self.name, self.severity, draw))[..., : len(mean)])
         pixels = Normalization((*mean.tolist(),), (*std.tolist(),))(torch.stack(images).permute(0, 3, 1, 2))
         return {"pixel_values": pixels, "labels": torch.tensor([each["label"] for each in examples])}
