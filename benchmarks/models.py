@@ -13,12 +13,11 @@ from timm.models.vision_transformer import VisionTransformer
 from benchmarks.harness import Case
 from plain_vit.configuration_plain_vit import PRESETS
 from plain_vit.conversion import from_module, to_module
+from plain_vit.training.hardware.throughput import peak_flops
 
 PATCHES = {"tiny": 16, "small": 16, "base": 16, "large": 16, "huge": 14}
 PEERS = ("timm", "transformers", "torchvision", "vit_pytorch")
 LARGE = {"cpu": 2048, "cuda": 8192}  # side of the square matrices whose product measures the peak rate
-# Products in bfloat16 without sparsity, summed in float32, per second: NVIDIA's data sheets of the SXM modules.
-PEAKS = {"H100": 989e12, "H200": 989e12}
 TOLERANCE = 1e-5  # relative to the largest logit, in float32
 
 
@@ -185,5 +184,4 @@ def operations(shapes: list[tuple[int, int, int, int, int]], training: bool) -> 
 
 def peak_rate(setting: Setting) -> float | None:
     """Return the operations per second that the GPU of a setting can do at most, or None if this is not known here."""
-    known = setting.device == "cuda" and setting.dtype == torch.bfloat16
-    return next((rate for name, rate in PEAKS.items() if known and name in torch.cuda.get_device_name()), None)
+    return peak_flops(torch.device(setting.device)) if setting.dtype == torch.bfloat16 else None

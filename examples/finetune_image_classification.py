@@ -36,6 +36,8 @@ from plain_vit.modeling_plain_vit import PlainViTPreTrainedModel
 from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
+    from accelerate.utils import send_to_device
+
     from plain_vit.training.arguments import ClassifierOptions as FinetuneArguments
     from plain_vit.training.arguments import (
         ImageOptions,
@@ -54,6 +56,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data.streaming import StreamedBatches, StreamedImages
     from plain_vit.training.evaluation_sets import named_sets, open_evaluation_set
     from plain_vit.training.hardware.memory import fitting_accumulation, training_trial
+    from plain_vit.training.hardware.throughput import flops_per_image
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Batch, Loop, Schedule, make_schedule, start_run
     from plain_vit.training.models import (
@@ -158,6 +161,12 @@ class FineTuning:
             trial, accelerator, images=images // accelerator.num_processes, at_least=at_least
         )
 
+    def count_operations(self) -> None:
+        """Count the operations of an image."""
+        model, noise, device = self.loop.learner.model, NoiseInputs(self.image_processor), self.accelerator.device
+        model.to(device)
+        self.loop.flops = flops_per_image(model, lambda: model(**send_to_device(noise(1), device)).logits)
+
     def training_batches(self, loading: dict[str, Any]) -> Iterable[Batch]:
         """Return the micro-batches of this process, starting at the current step of the run."""
         arguments, train, loop, accelerator = self.arguments, self.data.train, self.loop, self.accelerator
@@ -247,6 +256,7 @@ def finetune(
         sys.exit()
 
     # Start the run, or resume it from its newest checkpoint.
+    run.count_operations()
     loop.begin()
     every = arguments.picture_every if arguments.report else 0
     snapshots = Snapshots(loop, data.splits[data.watched], data.label_names, run.evaluated_processor, every=every)

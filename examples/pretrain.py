@@ -29,7 +29,7 @@ if __name__ == "__main__":  # answer --help and mistakes first: importing torch 
     plain_vit_command.check_script("pretrain", __doc__)
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from plain_vit.configuration_plain_vit import PRESET_NAME, PlainViTConfig
 from plain_vit.conversion import from_checkpoint
@@ -37,6 +37,7 @@ from plain_vit.errors import TrainingError, counted
 from plain_vit.system.extras import needs
 
 with needs("plain-vit[train]", script=__name__ == "__main__"):
+    from accelerate.utils import send_to_device
     from datasets import Dataset
 
     from plain_vit.training.arguments import (
@@ -49,6 +50,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.data import load_images
     from plain_vit.training.data.identity import dataset_identity
     from plain_vit.training.data.inputs import max_num_patches_of
+    from plain_vit.training.hardware.throughput import flops_per_image
     from plain_vit.training.learner import Learner
     from plain_vit.training.loop import Loop, make_schedule, start_run
     from plain_vit.training.models import checkpoint_hints, has_known_config, open_preset
@@ -94,6 +96,8 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
 
     # Start the run, or resume it from its newest checkpoint.
     loop = Loop(task, learner, schedule, run, arguments)
+    one_image = send_to_device(default_collate([watched_images[0]]), accelerator.device)
+    loop.flops = flops_per_image(model, lambda: learner.model.to(accelerator.device)(**one_image)[0])
     loop.begin()
     batches = loop.batches(train_images, **loading)
     watched_loader = accelerator.prepare(DataLoader(watched_images, batch_size=loop.micro_batch, **loading))

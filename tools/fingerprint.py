@@ -31,7 +31,7 @@ LINES = "PLAIN_VIT_FINGERPRINT"  # names the file to which the pytest processes 
 SWEEP = "tests.sources.sweep"
 TEMPORARY = re.compile(r"/[^\s'\"]*/pytest-of-[^/]+/pytest-\d+(/popen-gw\d+)?")
 CONVERSIONS = ("from_module", "to_module", "from_checkpoint", "convert_checkpoint")
-TIMES = ("seconds", "images_per_second", "waiting_for_data")
+TIMES = ("seconds", "images_per_second", "waiting_for_data", "memory_bytes", "tflops")
 
 
 def described(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:

@@ -26,9 +26,9 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from benchmarks.harness import read_page
-from benchmarks.models import PEAKS
 from plain_vit import PlainViTConfig, PlainViTForImageClassification
 from plain_vit.training.hardware import fast_steps
+from plain_vit.training.hardware.throughput import PEAKS
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "notes" / "scaling.md"

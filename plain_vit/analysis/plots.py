@@ -384,7 +384,7 @@ def plot_training_curves(rows: Sequence[Mapping[str, Any]], *, x: str = "step") 
     """
     panels = []
     for word, label in (("loss", "loss (nats)"), ("accuracy", "accuracy"), ("learning_rate", "learning rate")):
-        names = sorted({name for row in rows for name in row if word in name})
+        names = sorted({name for row in rows for name in row if word in name and "/" not in name})  # not of a group
         curves = {
             name: [(row[x], row[name]) for row in rows if x in row and row.get(name) is not None] for name in names
         }
@@ -445,6 +445,28 @@ def plot_learning_rates(rates: np.ndarray, losses: np.ndarray, smooth: np.ndarra
     _tidy(axis)
     _legend(axis, ["of a step", "moving average"])
     return figure
+
+
+def plot_step_times(seconds: Mapping[str, Sequence[float]]) -> Figure:
+    """Draw where the time of training steps goes.
+
+    Args:
+        seconds: Seconds in each step by phase; the phases follow one another.
+    """
+    left = np.zeros(len(next(iter(seconds.values()))))
+    figure = plain_figure(6.4, 1.4 + 0.3 * len(left))
+    axis = figure.subplots()
+    for colour, (name, values) in zip(LINES, seconds.items(), strict=False):
+        times = 1e3 * np.asarray(values)
+        axis.barh(np.arange(len(times)) + 1, times, left=left, color=colour, label=one_line(name, UPWARDS))
+        left = left + times
+    axis.invert_yaxis()
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set(xlabel="milliseconds", ylabel="profiled step")
+    _tidy(axis)
+    figure.legend(loc="outside upper center", ncols=len(seconds), fontsize=8, frameon=False)
+    items = [f"{name} {1e3 * np.mean(values):.3g} ms" for name, values in seconds.items()]
+    return describe(figure, "Time of the profiled steps, in the mean", items)
 
 
 def plot_patch_filters(filters: PatchFilters) -> Figure:

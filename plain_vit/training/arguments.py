@@ -377,6 +377,9 @@ class FolderOptions(ProcessOptions):
     best_kept: Count = option(
         1, "models with the best results on the validation split to keep; more than one: by step, in best_models"
     )
+    profile: Natural = option(
+        0, "steps to profile after the first three: a trace, a table and a picture in output_dir/profile; 0: none"
+    )
     report_to: str = option("none", "tensorboard, trackio, wandb, mlflow, comet_ml and clearml, separated by commas")
     seed: Seed = option(0, "random seed")
 

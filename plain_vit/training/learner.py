@@ -80,6 +80,9 @@ class Learner:
         self.closures: list[Callable[[], torch.Tensor]] = []  # one per micro-batch of the current step
         self.grad_norm = torch.zeros(())  # of the last step, before clipping
         self.skipped = False  # whether the last step was left out
+        self.measures_update = False  # in this step
+        self.update_ratios: dict[str, torch.Tensor] = {}  # of the last measured step, by parameter group
+        self.phase: Callable[[str], None] = lambda name: None  # told what a step does next
 
     def prepare(self) -> None:
         """Compile and shard the model if requested, and let Accelerate wrap the rest.
@@ -130,18 +133,37 @@ class Learner:
             loss: mean loss of the micro-batch.
             closure: recomputes the loss with changed weights.
         """
+        self.phase("backward")
         self.accelerator.backward(loss)
         self.closures.append(closure)
+        self.phase("optimizer")
         if self.accelerator.sync_gradients:
             if self.options.sharpness_radius:
                 repeat_uphill(self.model, self.closures, self.accelerator, self.options.sharpness_radius)
             self.closures.clear()
-            norm = self._clip()
-            self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            self.grad_norm, self.update_ratios = _whole(self._clip()), {}
             self.skipped = self.options.skip_nonfinite > 0 and not self.grad_norm.isfinite()
         if not self.skipped:
-            self.optimizer.step()
+            self._update()
         self.optimizer.zero_grad()
+
+    def _update(self) -> None:
+        """Update the weights; measure the norm of the update of each group, divided by that of its weights before.
+
+        Copies of the weights are made when the activations are no longer in memory.
+        """
+        measured = self.optimizer.param_groups if self.measures_update and self.accelerator.sync_gradients else []
+        before = [[weight.detach().clone() for weight in group["params"]] for group in measured]
+        self.optimizer.step()
+        for group, weights in zip(measured, before, strict=True):
+            norm = _whole(nn.utils.get_total_norm(weights))
+            torch._foreach_sub_(weights, [weight.detach() for weight in group["params"]])
+            self.update_ratios[group["name"]] = _whole(nn.utils.get_total_norm(weights)) / norm
+
+    def describe_groups(self) -> dict[str, float]:
+        """Return the learning rate and the update-to-weight ratio of each parameter group in the last measured step."""
+        rates = {f"learning_rate/{group['name']}": group["lr"] for group in self.optimizer.param_groups}
+        return {**rates, **{f"update_ratio/{name}": float(ratio) for name, ratio in self.update_ratios.items()}}
 
     def _clip(self) -> torch.Tensor:
         """Clip the gradients, and return their norm before.
@@ -172,3 +194,8 @@ class Learner:
         """Update the moving average."""
         if self.average is not None:
             self.average.update_parameters(self.accelerator.unwrap_model(self.model))
+
+
+def _whole(norm: torch.Tensor) -> torch.Tensor:
+    """Return a norm over all shards."""
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

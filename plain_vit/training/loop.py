@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from ..errors import TrainingError, counted
+from ..errors import TrainingError, counted, in_bytes
 from ..files.manifest import manifest_problem, write_manifest
 from ..files.staging import staged_folder
 from ..system.extras import needs
@@ -31,6 +31,7 @@ from .hardware.memory import explain_out_of_memory
 from .hardware.precision import tf32
 from .hardware.processes import StepExchange, StopRequest, generator_states, start_processes
 from .hardware.products import products
+from .hardware.throughput import memory_of, peak_flops
 from .learner import Learner
 from .metrics import metric_text
 from .optimization import scheduled_rate, train_mode
@@ -45,6 +46,7 @@ from .run.folder import (
     shared_staging,
     write_file,
 )
+from .run.profile import OTHER, WAITING, StepProfile
 from .run.progress import Progress, rates_of
 from .run.trackers import start_trackers, tracker_names
 
@@ -281,6 +283,9 @@ class Loop(Generic[ResultT]):
         self.result_step = -1
         self.exchange = StepExchange(self.accelerator)
         self.draws: bool | None = None  # whether processes draw random numbers, as dropout does; unknown before step 1
+        self.flops: int | None = None  # of one image, forward and backward; see `flops_per_image`
+        self.profile = StepProfile(run.path / "profile", options.profile, self.accelerator, schedule.total_steps)
+        learner.phase = self.profile.phase
 
     # Start, or resume from the newest checkpoint.
 
@@ -438,7 +443,7 @@ class Loop(Generic[ResultT]):
         )
         if remark := self.schedule.remark(images):
             self.bar.say(remark)
-        with self.bar, StopRequest(self.options.until) as self.stop, explain_out_of_memory():
+        with self.bar, StopRequest(self.options.until) as self.stop, explain_out_of_memory(), self.profile:
             if self.step == 0:
                 self.on_step(0, self.learner.model)
             if self.evaluation_due:  # the run was stopped before or during it
@@ -455,6 +460,7 @@ class Loop(Generic[ResultT]):
                 self._learn(batch, part)
                 if self.accelerator.sync_gradients:
                     self._end_step()
+                self.profile.phase(WAITING)
             if stop := self.exchange.after(self.step, self.stop.status, due=True).stop:
                 self._leave(stop)
 
@@ -462,6 +468,7 @@ class Loop(Generic[ResultT]):
         # Dropout depends only on the step and the process, so a resumed run repeats it.
         torch.manual_seed(randomness(self.options.seed, self.step, self.accelerator.process_index))
         self.task.begin_step(self.step)
+        self.learner.measures_update = self._logs_after(self.step + 1)
         factor = self._rate()
         self.learner.set_learning_rate(factor)
         self.learning_rate = factor * self.options.peak_learning_rate
@@ -478,6 +485,7 @@ class Loop(Generic[ResultT]):
         accelerator = self.accelerator
         first = (part * accelerator.num_processes + accelerator.process_index) * self.micro_batch
         states = generator_states(accelerator.device) if self.draws is None else []
+        self.profile.phase("forward")
         with (
             accelerator.accumulate(self.learner.model),
             tf32(self.options.tf32),
@@ -502,7 +510,11 @@ class Loop(Generic[ResultT]):
         self.learner.places.set(self.step, first, count_images(batch), self.accelerator.device)
         return self.task.loss(self.learner.model, batch)
 
+    def _logs_after(self, step: int) -> bool:
+        return step % self.options.log_every == 0 or step == self.schedule.total_steps
+
     def _end_step(self) -> None:
+        self.profile.phase(OTHER)
         self.step += 1
         self.bar.update(self.options.batch_size)
         if self.learner.skipped:
@@ -511,8 +523,7 @@ class Loop(Generic[ResultT]):
             self.skipped = 0
             self.exchange.watch(self.step_loss, self.step)
         self.learner.update_average()
-        last = self.step == self.schedule.total_steps
-        logs = self.step % self.options.log_every == 0 or last
+        logs = self._logs_after(self.step)
         self.evaluation_due = self.step in self.schedule.evaluation_steps
         due = logs or self.evaluation_due or self._saves
         minutes = self.options.checkpoint_minutes or math.inf
@@ -524,6 +535,8 @@ class Loop(Generic[ResultT]):
         if logs:
             self._log()
         self._finish_step(agreed.stop)
+        with self.bar.pause():
+            self.profile.step(self.bar.say)
 
     def _skip(self) -> None:
         """Record a step that was left out, unless there were too many in a row."""
@@ -582,10 +595,22 @@ class Loop(Generic[ResultT]):
         values = self._means(self.window)
         logged = {f"train_{name}": value for name, value in values.items()}
         logged["grad_norm"] = float(self.learner.grad_norm)  # before clipping
+        logged |= self.learner.describe_groups()
         finite = {name: value for name, value in logged.items() if math.isfinite(value)}
         self.run.log(step=self.step, learning_rate=self.learning_rate, **finite)
-        self.run.track(step=self.step, **self.bar.rates())
-        self.bar.show(**{name: metric_text(name, value) for name, value in values.items()})
+        speed = self.speed(self.bar.rates())
+        self.run.track(step=self.step, **speed)
+        self.bar.show(**{name: metric_text(name, value) for name, value in values.items()}, **speed_text(speed))
+
+    def speed(self, rates: Mapping[str, float]) -> dict[str, float]:
+        """Return rates with the memory of this process and, of each device, the operations per second and the MFU."""
+        accelerator, speed = self.accelerator, {**rates, "memory_bytes": memory_of(self.accelerator.device)}
+        if self.flops is not None:
+            speed["tflops"] = rates["images_per_second"] * self.flops / accelerator.num_processes / 1e12
+            is_half = accelerator.mixed_precision in ("bf16", "fp16")
+            peak = peak_flops(accelerator.device, tf32=not is_half) if is_half or self.options.tf32 else None
+            speed |= {"mfu": speed["tflops"] * 1e12 / peak} if peak else {}
+        return speed
 
     def _means(self, sums: torch.Tensor) -> dict[str, float]:
         """Return the means over the sums of all processes, NaN if all steps were left out, and reset the sums."""
@@ -781,7 +806,8 @@ class Loop(Generic[ResultT]):
     def figures(self, *, since: float) -> dict[str, float]:
         """Return the steps, duration and throughput of the whole run, including the time before it was resumed."""
         seconds = round(self._seconds(since=since), 1)
-        return {"steps": self.step, "seconds": seconds, **rates_of(**self.bar.times())}
+        work = {} if self.flops is None else {"flops_per_image": self.flops}
+        return {"steps": self.step, "seconds": seconds, **work, **self.speed(rates_of(**self.bar.times()))}
 
     def finish(self, model: nn.Module, results: Mapping[str, Any]) -> None:
         """Write the results, and replace the model in the folder."""
@@ -793,6 +819,13 @@ class Loop(Generic[ResultT]):
         if self.accelerator.is_main_process:
             move_into(self.run.path / "model", self.run.path)
         self.run.release()
+
+
+def speed_text(speed: Mapping[str, float]) -> dict[str, str]:
+    """Return the operations per second, the MFU and the memory of `Loop.speed` as a person reads them."""
+    texts = {"TFLOP/s": f"{speed['tflops']:.3g}"} if "tflops" in speed else {}
+    texts |= {"MFU": f"{speed['mfu']:.1%}"} if "mfu" in speed else {}
+    return {**texts, "memory": in_bytes(int(speed["memory_bytes"]))}
 
 
 def folders_of_best(options: LoopOptions) -> int:

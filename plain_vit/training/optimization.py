@@ -150,7 +150,10 @@ def make_optimizer(
     betas: Sequence[float] | None = None,
     epsilon: float | None = None,
 ) -> torch.optim.Optimizer:
-    """Build an optimizer with a weight decay and a learning rate per group; groups keep the latter as `peak_lr`.
+    """Build an optimizer with a weight decay and a learning rate per group.
+
+    A group has its peak learning rate as `peak_lr`, and a `name` as in timm: `decay`, `no_decay`, or with `layer_decay`
+    `layer_3_decay`; Muon's groups end in `_muon`.
 
     Args:
         model: the model; frozen parameters are left out.
@@ -180,14 +183,19 @@ def make_optimizer(
     top = max(heights.values(), default=0)
     matrices = matrices_of_blocks(model) if OPTIMIZERS.get(name) is Muon else set()
     groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
+    names: dict[tuple[float, float, bool], str] = {}
     for parameter_name, parameter in named:
-        rate = learning_rate * layer_decay ** (top - heights.get(parameter_name, top))
+        height = heights.get(parameter_name, top)
+        rate = learning_rate * layer_decay ** (top - height)
         decay = weight_decay if id(parameter) in decayed else 0.0
-        groups.setdefault((rate, decay, id(parameter) in matrices), []).append(parameter)
+        group = (rate, decay, id(parameter) in matrices)
+        groups.setdefault(group, []).append(parameter)
+        name_of_layer = f"layer_{height}_" if heights else ""
+        names.setdefault(group, f"{name_of_layer}{'decay' if decay else 'no_decay'}{'_muon' if group[2] else ''}")
     parameter_groups = [
-        {"params": parameters, "lr": rate, "peak_lr": rate, "weight_decay": decay}
-        | ({"orthogonalised": orthogonalised} if OPTIMIZERS.get(name) is Muon else {})
-        for (rate, decay, orthogonalised), parameters in groups.items()
+        {"params": parameters, "lr": rate, "peak_lr": rate, "weight_decay": decay, "name": names[rate, decay, muon]}
+        | ({"orthogonalised": muon} if OPTIMIZERS.get(name) is Muon else {})
+        for (rate, decay, muon), parameters in groups.items()
     ]
     given: dict[str, Any] = {} if betas is None else {"betas": tuple(betas)}
     if epsilon is not None:

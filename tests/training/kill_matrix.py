@@ -232,7 +232,7 @@ def _difference(run: Path, reference: Path) -> list[str]:
         assert_same_bits(run, reference)
     except AssertionError:
         return [f"{run}: weights or log"]
-    times = ("seconds", "images_per_second", "waiting_for_data")
+    times = ("seconds", "images_per_second", "waiting_for_data", "memory_bytes", "tflops")
     results = [json.loads((folder / "results.json").read_text()) for folder in (run, reference)]
     one, other = ({name: value for name, value in each.items() if name not in times} for each in results)
     return [] if one == other else [f"{run}: results.json"]

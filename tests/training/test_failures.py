@@ -233,7 +233,7 @@ def test_a_step_that_is_left_out_leaves_the_weights_as_they_were(model_folder, l
     run(model_folder, tmp_path / "run", skip_nonfinite=1, checkpoint_every=1, checkpoints_kept=6, log_every=1,
         evaluations=6, report=True)  # fmt: skip
     (of_step,) = (line for line in read_log(tmp_path / "run") if line["step"] == 3 and "learning_rate" in line)
-    assert of_step.keys() == {"step", "learning_rate"}
+    assert {name.partition("/")[0] for name in of_step} == {"step", "learning_rate"}
     before, left_out, after = (weights_of(tmp_path / "run" / "checkpoints" / f"step_{step:08d}") for step in (2, 3, 4))
     assert all(torch.equal(before[name], tensor) for name, tensor in left_out.items())
     assert any(not torch.equal(before[name], tensor) for name, tensor in after.items())

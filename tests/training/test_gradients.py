@@ -4,16 +4,24 @@ import copy
 
 import pytest
 import torch
+from accelerate import Accelerator
 from timm.utils.agc import adaptive_clip_grad
 from torch import nn
 
 from plain_vit.errors import TrainingError
+from plain_vit.training.arguments import LoopOptions
 from plain_vit.training.gradients import clip_adaptively
-from tests.training.runs import open_script, runs_in, weights_of
+from plain_vit.training.learner import Learner
+from tests.training.runs import open_script, runs_in, small_vit, weights_of
 
 script = open_script("finetune_image_classification")
 SHORT = {"dataset": "digits", "shots_per_class": 4, "steps": 5, "batch_size": 12, "evaluations": 1, "log_every": 1,
          "optimizer": "sgd", "learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0}  # fmt: skip
+
+
+MATRICES = (
+    *(f"attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")), "mlp.fc1", "mlp.fc2"
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -37,6 +45,28 @@ def test_adaptive_clipping_is_timm_s(scale):
     clip_adaptively(model.parameters(), 0.03)
     for parameter, expected in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, expected.grad)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+def test_update_ratios_compare_the_weights_of_each_group_before_and_after(optimizer):
+    options = LoopOptions(output_dir="run", optimizer=optimizer, learning_rate=0.01, weight_decay=0.1)
+    model = small_vit(num_hidden_layers=2)
+    learner = Learner(model, options, Accelerator(cpu=True), layer_decay=0.5)
+    learner.prepare()
+    before, loss = copy.deepcopy(model.state_dict()), model(torch.randn(3, 3, 24, 16)).logits.square().sum()
+    learner.measures_update = True
+    learner.learn(loss, closure=lambda: loss)
+    described = learner.describe_groups()
+    matrices = [f"vit.layers.1.{name}.weight" for name in MATRICES]
+    moved = [model.state_dict()[name] - before[name] for name in matrices]
+    norms = [torch.cat([tensor.flatten() for tensor in each]).norm() for each in (moved, [before[n] for n in matrices])]
+    name = "layer_2_decay_muon" if optimizer == "muon" else "layer_2_decay"
+    assert described[f"update_ratio/{name}"] == pytest.approx(float(norms[0] / norms[1]), rel=1e-5)
+    assert described[f"learning_rate/{name}"] == 0.01 * 0.5
+    assert {"update_ratio/layer_0_no_decay", "update_ratio/layer_3_decay"} < described.keys()
+    learner.measures_update = False
+    learner.learn(loss := model(torch.randn(3, 3, 24, 16)).logits.sum(), closure=lambda: loss)
+    assert not any("ratio" in name for name in learner.describe_groups())
 
 
 @pytest.mark.slow

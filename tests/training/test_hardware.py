@@ -1,5 +1,6 @@
 """Settings for GPUs: precision, transfers, workers and gradient exchange between processes."""
 
+import copy
 import datetime
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 from plain_vit.system import environment
 from plain_vit.training.hardware.precision import tf32
 from plain_vit.training.hardware.processes import loading_options, start_accelerator
+from plain_vit.training.hardware.throughput import flops_per_image, peak_flops
 from plain_vit.training.tasks.classification import Classification
-from tests.training.runs import open_script, save_plain_vit
+from tests.training.runs import open_script, save_plain_vit, small_vit
 
 script = open_script("finetune_image_classification")
 SWITCHES = (torch.backends.cuda.matmul, torch.backends.cudnn)
@@ -31,6 +33,33 @@ def test_tf32_is_switched_in_its_context_only(enabled, before):
         with pytest.raises(ZeroDivisionError), tf32(enabled):
             _ = 1 / 0
         assert switched() == outside
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_operations_are_those_of_the_products_of_a_forward_and_a_backward_pass(checkpointing):
+    model = small_vit(num_hidden_layers=2).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    before = copy.deepcopy(model.state_dict())
+    tokens, patches, width, inner = 1 + 3 * 2, 3 * 2, model.config.hidden_size, model.config.intermediate_size
+    embedding, blocks = patches * 3 * 8 * 8 * width, tokens * width * (4 * width + 2 * inner + 2 * tokens)
+    forward = embedding + 2 * blocks + width * 5
+    expected = 2 * (3 * forward - embedding)  # the images have no gradient
+    assert flops_per_image(model, lambda: model(torch.randn(1, 3, 24, 16)).logits) == expected
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "name, peak",
+    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("T4", None)],
+)
+def test_peaks_are_by_the_name_of_the_gpu_and_half_in_tf32(name, peak, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_flops(torch.device("cuda")) == peak
+    assert peak_flops(torch.device("cuda"), tf32=True) == (peak and peak / 2)
+    assert peak_flops(torch.device("cpu")) is None
 
 
 @pytest.mark.slow

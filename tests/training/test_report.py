@@ -1,13 +1,16 @@
 """Visible output of a run: progress bar, table, trackers and report."""
 
 import base64
+import gzip
 import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
 import operator
+import os
 import re
 import sys
+import termios
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from io import BytesIO
@@ -47,6 +50,7 @@ from plain_vit.training.reports.snapshots import look
 from plain_vit.training.run import progress as progress_module
 from plain_vit.training.run.dry_run import Needs, describe_needs, measure_needs
 from plain_vit.training.run.folder import read_log
+from plain_vit.training.run.profile import StepProfile
 from plain_vit.training.run.progress import Progress
 from plain_vit.training.run.trackers import TRACKERS, start_trackers, tracker_names
 from tests.tiny import tiny_config
@@ -63,7 +67,7 @@ def finished(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """Return a finished run with all kinds of output."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
     script.finetune(script.FinetuneArguments(
-        model=str(model_folder), output_dir=str(folder), picture_every=2.0, report_to="tensorboard", **SHORT
+        model=str(model_folder), output_dir=str(folder), picture_every=2.0, report_to="tensorboard", profile=2, **SHORT
     ))  # fmt: skip
     return folder
 
@@ -180,6 +184,23 @@ def test_cells_that_are_too_long_stay_apart(clock, capsys):
     assert "50000 of 50000  12345678901.2345  3.00e-04" in cells
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+def test_bar_fits_its_terminal(columns, monkeypatch):
+    main, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (24, columns))
+    with open(terminal, "w", encoding="utf-8") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with Progress(total=1_000_000, done=40, shown=True) as bar:
+            bar.update(30)
+            bar.show(**{"loss": "1.250", "accuracy": "50.00%", "TFLOP/s": "412", "MFU": "41.7%", "memory": "78.2 GB"})
+            bar.bar.refresh()
+        shown = os.read(main, 10_000).decode()
+    os.close(main)
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[\w", "", shown))
+    assert any("loss 1" in line for line in lines) == (columns == 80)
+    assert max(map(len, lines)) <= columns
+
+
 # Trackers
 
 
@@ -273,7 +294,8 @@ def test_tensorboard_has_every_logged_value(finished):
     assert {"train/loss", "train/learning_rate"} <= {*tag.values()}
     assert {"eval/accuracy", "test/accuracy"} & {*tag.values()}
     shown = {(name, event.step): event.value for name in events.Tags()["scalars"] for event in events.Scalars(name)}
-    rates = {key for key in shown if key[0] in ("train/images_per_second", "train/waiting_for_data")}
+    of_work = ("images_per_second", "waiting_for_data", "memory_bytes", "tflops")
+    rates = {key for key in shown if key[0] in {f"train/{name}" for name in of_work}}
     assert {step for _, step in rates} == {1, 2, 3, 4, 5, 6, 7}
     expected = {(tag[name], step): np.float32(value) for (name, step), value in logged.items()}
     assert {key: value for key, value in shown.items() if key not in rates} == expected
@@ -319,6 +341,46 @@ def test_top_k_accuracy_is_that_of_scikit_learn():
         assert top_accuracy(judged, k) == pytest.approx(expected)
     equal = evaluation([0, 1, 2, 2], [[0.25] * 4] * 4)  # of ties only the first count
     assert [top_accuracy(equal, k) for k in (1, 2, 3, 4)] == [0.25, 0.5, 1, 1]
+
+
+# The profile
+
+
+def test_profile_has_the_phases_of_its_steps_as_trace_table_and_picture(finished):
+    with gzip.open(finished / "profile" / "trace.json.gz") as file:
+        events = [event for event in json.load(file)["traceEvents"] if event.get("cat") == "user_annotation"]
+    names = [event["name"] for event in sorted(events, key=operator.itemgetter("ts"))]
+    one_step = ["waiting for data", "forward", "backward", "optimizer", "all else"]
+    assert [name for name in names if name in one_step] == one_step * 2
+    assert [name for name in names if name.startswith("ProfilerStep")] == ["ProfilerStep#3", "ProfilerStep#4"]
+    shares, _, table = (finished / "profile" / "operations.txt").read_text().partition("\n\n")
+    assert [text.rpartition(" ")[0] for text in shares.split(", ")] == one_step
+    assert sum(int(text[:-1].rpartition(" ")[2]) for text in shares.split(", ")) == pytest.approx(100, abs=3)
+    assert "aten::addmm" in table
+    with PIL.Image.open(finished / "profile" / "steps.png") as picture:
+        assert picture.convert("L").getextrema()[0] < 100
+
+
+def test_profile_is_made_once_and_needs_its_steps(finished, tmp_path):
+    accelerator = Accelerator(cpu=True)
+    assert StepProfile(finished / "profile", 2, accelerator, total_steps=7).steps == 0
+    with pytest.raises(TrainingError, match="profile is 5, after the first 3 steps, but the run has 7: .* at most 4"):
+        StepProfile(tmp_path / "profile", 5, accelerator, total_steps=7)
+    with StepProfile(tmp_path / "profile", 2, accelerator, total_steps=7) as stopped:
+        for _ in range(4):
+            stopped.phase("forward")
+            stopped.step(pytest.fail)
+    assert not (tmp_path / "profile").exists()
+
+
+def test_run_says_its_work_and_memory(finished):
+    results = json.loads((finished / "results.json").read_text())
+    assert results["tflops"] == pytest.approx(results["images_per_second"] * results["flops_per_image"] / 1e12)
+    cells = Page(finished / "report" / "index.html").cells
+    facts = dict(zip(cells[0::2], cells[1::2], strict=False))
+    assert facts["FLOPs per image"] == f"{results['flops_per_image'] / 1e9:.3g} G, forward and backward"
+    assert facts["TFLOP/s"] == f"{results['tflops']:.3g}"
+    assert facts["memory"] == in_bytes(results["memory_bytes"])
 
 
 # The report

@@ -23,7 +23,7 @@ from ..data import ImageClassificationData
 from ..data.augmentation import input_size
 from ..data.inputs import NoiseInputs, max_num_patches_of
 from ..learner import Learner
-from ..loop import Loop, Schedule, folders_of_best
+from ..loop import Loop, Schedule, folders_of_best, speed_text
 from ..metrics import Evaluation, metric_text
 from ..optimization import scheduled_rate, settings_of
 from ..run.dry_run import describe_needs, measure_needs
@@ -151,6 +151,8 @@ def report_facts(
         "weights": "the last ones" if loop.selected is None else _selection(loop),
         "images per second": f"{results['images_per_second']:.0f}, while training",
         "waiting for data": f"{results['waiting_for_data']:.0%} of that time",
+        "FLOPs per image": f"{results['flops_per_image'] / 1e9:.3g} G, forward and backward",
+        **speed_text(results),
         "seconds in all": results["seconds"],
     }
     return {

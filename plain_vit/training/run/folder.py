@@ -43,13 +43,13 @@ PROGRESS, AVERAGE = "progress.json", "average.safetensors"  # in a checkpoint, i
 
 
 # Files that a run writes before its first checkpoint: removed if it starts again, or left to its tracker.
-BEGUN = (OPTIONS, "arguments.yaml", LOG, "trackers.json", "tensorboard", "report", CHECKPOINTS)
+BEGUN = (OPTIONS, "arguments.yaml", LOG, "trackers.json", "tensorboard", "report", "profile", CHECKPOINTS)
 OF_TRACKERS = ("wandb", "mlruns", "mlflow.db")
 
 # Options that may change when a run is resumed because they do not affect the steps that were taken.
 FREE_ON_RESUME = (
     "output_dir", "resume", "num_workers", "num_processes", "checkpoints_kept", "best_kept",
-    "eval_batch_size", "eval_dataset", "checkpoint_minutes", "max_time", "skip_nonfinite",
+    "eval_batch_size", "eval_dataset", "checkpoint_minutes", "max_time", "skip_nonfinite", "profile",
     "report_to", "report", "picture_every", "dry_run",
     "license", "push_to_hub", "hub_private",
 )  # fmt: skip
