@@ -175,6 +175,13 @@ ENGINE_ROWS = (
 )  # fmt: skip
 ENGINE_OPTIONS = tuple(name[2:].replace("-", "_") for name, _ in ENGINE_ROWS)  # fields of `EngineOptions`
 
+VALIDATION = (
+    argument("--validation-split", "name of the validation split (default: found by its name)"),
+    argument("--validation-fraction", "fraction of the training images for validation, as in the run", type=share),
+    argument("--seed", "seed of the run, which draws this fraction (default: 0)", type=int),
+    argument("--batch-size", "images per forward pass (default: 64)", type=count),
+)  # fmt: skip
+
 COMMANDS = {
     "inspect": Command(
         "report the format and config of a checkpoint, what was inferred and what is missing",
@@ -302,6 +309,29 @@ COMMANDS = {
     ),
     "probe": Command(
         "evaluate frozen features", "--model glyphs --dataset digits --output-dir runs/probe", script="linear_probe"
+    ),
+    "average": Command(
+        "average the weights of classifiers: of all, or of those that make it better on validation images",
+        "runs/digits --out soup --dataset digits --validation-fraction 0.1",
+        [
+            argument("folders", "folders of models; a run that was trained with --best-kept 5 stands for these five",
+                     nargs="+", type=Path),
+            OUT_FOLDER,
+            argument("--dataset", "choose by the accuracy on its validation images (a greedy soup); as for finetune"),
+            *VALIDATION,
+            JSON,
+        ],
+    ),
+    "calibrate": Command(
+        "divide a classifier by the temperature with which its probabilities are right on validation images",
+        "runs/digits --out calibrated --dataset digits --validation-fraction 0.1",
+        [
+            SOURCE,
+            OUT_FOLDER,
+            argument("--dataset", "labelled images, as for finetune", required=True),
+            *VALIDATION,
+            JSON,
+        ],
     ),
     "serve": Command(
         "answer requests over HTTP with the predictions of an exported model",
@@ -443,6 +473,8 @@ def refuse_contradictions(options: Namespace) -> None:
         options.refuse("give an output: OUT, or --push REPO")
     if options.command == "export" and options.to not in ENGINES and (name := given(*dict(ENGINE_ROWS))):
         options.refuse(f"{name} is for --to {' and '.join(ENGINES)}")
+    if options.command == "average" and options.dataset is None and (name := given(*dict(VALIDATION))):
+        options.refuse(f"{name} is for choosing on a dataset: give --dataset too")
     of_dataset = "--dataset-subset", "--split", "--image-column"
     if options.command == "predict" and given("--out"):
         options.refuse("--out is a folder, for one dataset: name the dataset first, or redirect what is printed")

@@ -76,6 +76,7 @@ EXTRAS = {
         "universal-pathlib>=0.2.6",
         "ray>=2.60",  # a cluster of two nodes on this machine
         "lightning>=2.6",
+        "torchmetrics>=1.0",  # lightning brings it too
         "sentence-transformers>=6.0",
         "markdown-it-py>=4.0",
         "build>=1.3",

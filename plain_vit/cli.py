@@ -235,6 +235,59 @@ def export(options: argparse.Namespace) -> None:
         tell(options, export)
 
 
+def average(options: argparse.Namespace) -> None:
+    """Write the mean of classifiers."""
+    from .files.staging import staged_folder
+    from .training.reports.finishing import average_models, save_finished
+
+    with staged_folder(options.out, sources=options.folders) as folder:
+        mean = average_models(options.folders, None if options.dataset is None else validation_of(options))
+        save_finished(folder, mean.model, mean.image_processor, mean.facts(options.folders[0]), options.out.name)
+    lines = [
+        f"{one}: accuracy {accuracy:.2%}" + ("" if one in mean.chosen else ", left out")
+        for one, accuracy in mean.accuracies.items()
+    ]
+    lines += [] if mean.accuracy is None else [f"their mean: accuracy {mean.accuracy:.2%}"]
+    accuracies = {str(one): accuracy for one, accuracy in mean.accuracies.items()}
+    result = {"written": str(options.out), "models": list(map(str, mean.chosen)), "accuracies": accuracies}
+    tell(
+        options,
+        {**result, "accuracy": mean.accuracy},
+        [*lines, f"written: {options.out}, the mean of {len(mean.chosen)} models"],
+    )
+
+
+def calibrate(options: argparse.Namespace) -> None:
+    """Write a classifier with calibrated probabilities."""
+    from .files.staging import staged_folder
+    from .training.models import open_classifier
+    from .training.reports.finishing import calibrate_model, save_finished
+
+    with staged_folder(options.out, sources=[options.source]) as folder:
+        model, image_processor = open_classifier(options.source)
+        done = calibrate_model(model, image_processor, validation_of(options))
+        facts = done.facts(Path(options.source), options.dataset)
+        save_finished(folder, model, image_processor, facts, options.out.name)
+    both = {"before": done.before, "after": done.after}
+    values = {when: {"loss": each.loss, "calibration_error": each.calibration.error} for when, each in both.items()}
+    result = {"written": str(options.out), "temperature": done.temperature, "images": done.before.count, **values}
+    lines = [
+        f"{when}: loss {each['loss']:.4f}, calibration error {each['calibration_error']:.2%}"
+        for when, each in values.items()
+    ]
+    lines.append(f"written: {options.out}, temperature {done.temperature:.4f} on {done.before.count} images")
+    tell(options, result, lines)
+
+
+def validation_of(options: argparse.Namespace) -> Any:
+    """Return the validation images of a command."""
+    from .training.reports.finishing import Validation
+
+    names = ("dataset", "validation_split", "validation_fraction", "seed", "batch_size")
+    given = {name: getattr(options, name) for name in names}
+    return Validation(**{name: value for name, value in given.items() if value is not None})
+
+
 def push(options: argparse.Namespace) -> None:
     """Upload a folder to the Hub."""
     from .hub import push_folder
@@ -436,5 +489,5 @@ def read_labels(path: Path) -> list[str] | dict[int, str]:
 COMMANDS = {
     "inspect": inspect, "convert": convert, "verify": verify, "export": export, "push": push, "show": show, "env": env,
     "examples": examples, "predict": predict, "embed": embed,
-    "browse": browse, "list": list_names,
+    "browse": browse, "list": list_names, "average": average, "calibrate": calibrate,
 }  # fmt: skip

@@ -42,7 +42,7 @@ from plain_vit.hub.card import ModelFacts, write_card
 from plain_vit.hub.markdown import code, plain
 from plain_vit.training.data import load_splits
 from plain_vit.training.metrics import Evaluation, evaluation_of, judge_logits
-from plain_vit.training.reports.facts import recipe_of
+from plain_vit.training.reports.facts import best_evaluation, recipe_of
 from plain_vit.training.reports.mistakes import confident_mistakes, confused_pairs, results_by_class, top_accuracy
 from plain_vit.training.reports.publishing import training_facts
 from plain_vit.training.reports.report import environment
@@ -381,6 +381,27 @@ def test_run_says_its_work_and_memory(finished):
     assert facts["FLOPs per image"] == f"{results['flops_per_image'] / 1e9:.3g} G, forward and backward"
     assert facts["TFLOP/s"] == f"{results['tflops']:.3g}"
     assert facts["memory"] == in_bytes(results["memory_bytes"])
+
+
+@pytest.mark.parametrize(
+    "results, selected, said",
+    [
+        ([0.5, 0.75, 0.75], None, "after step 8, test accuracy 75.00%"),
+        (
+            [0.5, 0.75, 0.25],
+            None,
+            "after step 8, test accuracy 75.00%; worse after the last, 12, 25.00%: train shorter",
+        ),
+        ([0.5, 0.75, 0.25], 8, "after step 8, test accuracy 75.00%; worse after the last, 12, 25.00%"),
+    ],
+)
+def test_best_evaluation_says_what_to_do_only_where_the_end_was_worse(results, selected, said, tmp_path):
+    rows = [{"step": 2, "train_loss": 1.0}]
+    rows += [{"step": 4 * place, "test_accuracy": result} for place, result in enumerate(results, start=1)]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    task = SimpleNamespace(score="accuracy", lower_is_better=False)
+    loop: Any = SimpleNamespace(task=task, watched_name="test", selected=selected, run=SimpleNamespace(path=tmp_path))
+    assert best_evaluation(loop).removesuffix(", or let --validation_fraction 0.1 select the weights") == said
 
 
 # The report

@@ -27,6 +27,7 @@ from ..loop import Loop, Schedule, folders_of_best, speed_text
 from ..metrics import Evaluation, metric_text
 from ..optimization import scheduled_rate, settings_of
 from ..run.dry_run import describe_needs, measure_needs
+from ..run.folder import read_log
 from ..run.remote import working_folder
 from ..tasks.classification import ImageTask
 from ..vector_metrics import VectorEvaluation
@@ -120,6 +121,20 @@ def _selection(loop: Loop[Any]) -> str:
     return f"of step {loop.selected}, selected by {metric} on the {loop.watched_name} split"
 
 
+def best_evaluation(loop: Loop[Any]) -> str:
+    """Say after which step the result was best, and what to do if it was worse at the end."""
+    score, last_ones = loop.task.score or "loss", loop.selected is None
+    name = f"{loop.watched_name}_{score}"
+    results = {row["step"]: row[name] for row in read_log(loop.run.path) if name in row}
+    best = (min if loop.task.lower_is_better else max)(results, key=lambda step: results[step])
+    last = max(results)
+    text = f"after step {best:,}, {name.replace('_', ' ')} {metric_text(score, results[best])}"
+    if results[last] == results[best]:
+        return text
+    advice = ": train shorter, or let --validation_fraction 0.1 select the weights" if last_ones else ""
+    return f"{text}; worse after the last, {last:,}, {metric_text(score, results[last])}{advice}"
+
+
 def size_of_images(image_processor: Any) -> str:
     """Describe the size of evaluated images."""
     if most := max_num_patches_of(image_processor):
@@ -149,6 +164,7 @@ def report_facts(
         **{f"{data.held_out} {name.replace('_', ' ')}": value for name, value in shown.items()},
         "images evaluated": results["images_evaluated"],
         "weights": "the last ones" if loop.selected is None else _selection(loop),
+        "best evaluation": best_evaluation(loop),
         "images per second": f"{results['images_per_second']:.0f}, while training",
         "waiting for data": f"{results['waiting_for_data']:.0%} of that time",
         "FLOPs per image": f"{results['flops_per_image'] / 1e9:.3g} G, forward and backward",
