@@ -179,8 +179,7 @@ VALIDATION = (
     argument("--validation-split", "name of the validation split (default: found by its name)"),
     argument("--validation-fraction", "fraction of the training images for validation, as in the run", type=share),
     argument("--seed", "seed of the run, which draws this fraction (default: 0)", type=int),
-    argument("--batch-size", "images per forward pass (default: 64)", type=count),
-)  # fmt: skip
+)
 
 COMMANDS = {
     "inspect": Command(
@@ -314,24 +313,16 @@ COMMANDS = {
         "average the weights of classifiers: of all, or of those that make it better on validation images",
         "runs/digits --out soup --dataset digits --validation-fraction 0.1",
         [
-            argument("folders", "folders of models; a run that was trained with --best-kept 5 stands for these five",
-                     nargs="+", type=Path),
+            argument("folders", "folders of models; a run with --best-kept 5 stands for five", nargs="+", type=Path),
             OUT_FOLDER,
             argument("--dataset", "choose by the accuracy on its validation images (a greedy soup); as for finetune"),
             *VALIDATION,
-            JSON,
         ],
     ),
     "calibrate": Command(
         "divide a classifier by the temperature with which its probabilities are right on validation images",
         "runs/digits --out calibrated --dataset digits --validation-fraction 0.1",
-        [
-            SOURCE,
-            OUT_FOLDER,
-            argument("--dataset", "labelled images, as for finetune", required=True),
-            *VALIDATION,
-            JSON,
-        ],
+        [SOURCE, OUT_FOLDER, argument("--dataset", "labelled images, as for finetune", required=True), *VALIDATION],
     ),
     "serve": Command(
         "answer requests over HTTP with the predictions of an exported model",

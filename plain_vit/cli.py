@@ -238,54 +238,42 @@ def export(options: argparse.Namespace) -> None:
 def average(options: argparse.Namespace) -> None:
     """Write the mean of classifiers."""
     from .files.staging import staged_folder
+    from .hub.markdown import code
     from .training.reports.finishing import average_models, save_finished
 
     with staged_folder(options.out, sources=options.folders) as folder:
         mean = average_models(options.folders, None if options.dataset is None else validation_of(options))
-        save_finished(folder, mean.model, mean.image_processor, mean.facts(options.folders[0]), options.out.name)
-    lines = [
-        f"{one}: accuracy {accuracy:.2%}" + ("" if one in mean.chosen else ", left out")
-        for one, accuracy in mean.accuracies.items()
-    ]
-    lines += [] if mean.accuracy is None else [f"their mean: accuracy {mean.accuracy:.2%}"]
-    accuracies = {str(one): accuracy for one, accuracy in mean.accuracies.items()}
-    result = {"written": str(options.out), "models": list(map(str, mean.chosen)), "accuracies": accuracies}
-    tell(
-        options,
-        {**result, "accuracy": mean.accuracy},
-        [*lines, f"written: {options.out}, the mean of {len(mean.chosen)} models"],
-    )
+        origin = f"Mean of the weights of {', '.join(code(one.name) for one in mean.chosen)} (Wortsman et al. 2022)."
+        save_finished(folder, *mean[:2], options.folders[0], name=options.out.name, origin=origin)
+    for one, accuracy in mean.accuracies.items():
+        say(f"{one}: accuracy {accuracy:.2%}" + ("" if one in [*mean.chosen, "mean"] else ", left out"))
+    say(f"written: {options.out}, the mean of {len(mean.chosen)} models")
 
 
 def calibrate(options: argparse.Namespace) -> None:
     """Write a classifier with calibrated probabilities."""
     from .files.staging import staged_folder
+    from .hub.markdown import code
     from .training.models import open_classifier
     from .training.reports.finishing import calibrate_model, save_finished
 
     with staged_folder(options.out, sources=[options.source]) as folder:
-        model, image_processor = open_classifier(options.source)
-        done = calibrate_model(model, image_processor, validation_of(options))
-        facts = done.facts(Path(options.source), options.dataset)
-        save_finished(folder, model, image_processor, facts, options.out.name)
-    both = {"before": done.before, "after": done.after}
-    values = {when: {"loss": each.loss, "calibration_error": each.calibration.error} for when, each in both.items()}
-    result = {"written": str(options.out), "temperature": done.temperature, "images": done.before.count, **values}
-    lines = [
-        f"{when}: loss {each['loss']:.4f}, calibration error {each['calibration_error']:.2%}"
-        for when, each in values.items()
-    ]
-    lines.append(f"written: {options.out}, temperature {done.temperature:.4f} on {done.before.count} images")
-    tell(options, result, lines)
+        opened, source = open_classifier(options.source), Path(options.source)
+        temperature, *results = calibrate_model(*opened, validation_of(options))
+        origin = f"{code(source.name)}, its classifier divided by a temperature (Guo et al. 2017)."
+        values = {"temperature": f"{temperature:.4f}", "fitted_on": f"{results[0].count} images"}
+        save_finished(folder, *opened, source, name=options.out.name, origin=origin, **values)
+    for when, each in zip(("before", "after"), results, strict=True):
+        say(f"{when}: loss {each.loss:.4f}, calibration error {each.calibration.error:.2%}")
+    say(f"written: {options.out}, temperature {temperature:.4f}, from {results[0].count} images")
 
 
 def validation_of(options: argparse.Namespace) -> Any:
-    """Return the validation images of a command."""
-    from .training.reports.finishing import Validation
+    """Open the dataset of a command with its validation split."""
+    from .training.reports.finishing import validation_data
 
-    names = ("dataset", "validation_split", "validation_fraction", "seed", "batch_size")
-    given = {name: getattr(options, name) for name in names}
-    return Validation(**{name: value for name, value in given.items() if value is not None})
+    given = {name: getattr(options, name) for name in ("dataset", "validation_split", "validation_fraction", "seed")}
+    return validation_data(**{name: value for name, value in given.items() if value is not None})
 
 
 def push(options: argparse.Namespace) -> None:

@@ -443,7 +443,7 @@ class Loop(Generic[ResultT]):
         )
         if remark := self.schedule.remark(images):
             self.bar.say(remark)
-        with self.bar, StopRequest(self.options.until) as self.stop, explain_out_of_memory(), self.profile:
+        with self.bar, StopRequest(self.options.until) as self.stop, explain_out_of_memory(), self.profile.profiler:
             if self.step == 0:
                 self.on_step(0, self.learner.model)
             if self.evaluation_due:  # the run was stopped before or during it

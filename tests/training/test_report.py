@@ -364,9 +364,10 @@ def test_profile_has_the_phases_of_its_steps_as_trace_table_and_picture(finished
 def test_profile_is_made_once_and_needs_its_steps(finished, tmp_path):
     accelerator = Accelerator(cpu=True)
     assert StepProfile(finished / "profile", 2, accelerator, total_steps=7).steps == 0
-    with pytest.raises(TrainingError, match="profile is 5, after the first 3 steps, but the run has 7: .* at most 4"):
+    with pytest.raises(TrainingError, match="profile is 5, after the first 3 steps, but the run has 7: give fewer"):
         StepProfile(tmp_path / "profile", 5, accelerator, total_steps=7)
-    with StepProfile(tmp_path / "profile", 2, accelerator, total_steps=7) as stopped:
+    stopped = StepProfile(tmp_path / "profile", 2, accelerator, total_steps=7)
+    with stopped.profiler:
         for _ in range(4):
             stopped.phase("forward")
             stopped.step(pytest.fail)
@@ -386,13 +387,13 @@ def test_run_says_its_work_and_memory(finished):
 @pytest.mark.parametrize(
     "results, selected, said",
     [
-        ([0.5, 0.75, 0.75], None, "after step 8, test accuracy 75.00%"),
+        ([0.5, 0.75, 0.75], None, "test accuracy after step 8: 75.00%"),
         (
-            [0.5, 0.75, 0.25],
+            [0.5, 0.75, 0.2],
             None,
-            "after step 8, test accuracy 75.00%; worse after the last, 12, 25.00%: train shorter",
+            "test accuracy after step 8: 75.00%; worse after the last, step 12: 20.00%: train shorter",
         ),
-        ([0.5, 0.75, 0.25], 8, "after step 8, test accuracy 75.00%; worse after the last, 12, 25.00%"),
+        ([0.5, 0.75, 0.2], 8, "test accuracy after step 8: 75.00%; worse after the last, step 12: 20.00%"),
     ],
 )
 def test_best_evaluation_says_what_to_do_only_where_the_end_was_worse(results, selected, said, tmp_path):

@@ -123,16 +123,13 @@ def _selection(loop: Loop[Any]) -> str:
 
 def best_evaluation(loop: Loop[Any]) -> str:
     """Say after which step the result was best, and what to do if it was worse at the end."""
-    score, last_ones = loop.task.score or "loss", loop.selected is None
-    name = f"{loop.watched_name}_{score}"
+    name = f"{loop.watched_name}_{loop.task.score}"
     results = {row["step"]: row[name] for row in read_log(loop.run.path) if name in row}
     best = (min if loop.task.lower_is_better else max)(results, key=lambda step: results[step])
-    last = max(results)
-    text = f"after step {best:,}, {name.replace('_', ' ')} {metric_text(score, results[best])}"
-    if results[last] == results[best]:
-        return text
-    advice = ": train shorter, or let --validation_fraction 0.1 select the weights" if last_ones else ""
-    return f"{text}; worse after the last, {last:,}, {metric_text(score, results[last])}{advice}"
+    shown = {step: f"step {step:,}: {metric_text(str(loop.task.score), value)}" for step, value in results.items()}
+    advice = ": train shorter, or let --validation_fraction 0.1 select the weights" if loop.selected is None else ""
+    worse = f"; worse after the last, {shown[max(results)]}{advice}" if results[max(results)] != results[best] else ""
+    return f"{name.replace('_', ' ')} after {shown[best]}{worse}"
 
 
 def size_of_images(image_processor: Any) -> str:

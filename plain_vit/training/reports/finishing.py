@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,6 @@ from torch.utils.data import DataLoader
 
 from ...errors import DataError, TrainingError, few
 from ...hub.card import ModelFacts, source_facts, source_origin
-from ...hub.markdown import code, plain
 from ..data import ImageClassificationData, load_classification_data
 from ..data.decoding import ProcessedImages, ReadableImages, UnreadableImages
 from ..hardware.processes import start_accelerator
@@ -24,86 +22,56 @@ from .report import environment
 HIGHEST = 100.0  # temperature, and the inverse of the lowest
 
 
-class Validation:
-    """The validation images of a dataset, which are the same as in a run with these options.
-
-    Args:
-        batch_size: Images per forward pass.
-        options: Arguments of `load_classification_data`.
+def validation_data(dataset: str, **options: Any) -> ImageClassificationData:
+    """Open a dataset with the validation split of a run that had these options; see `load_classification_data`.
 
     Raises:
-        DataError: There are none.
+        DataError: It has none.
     """
+    data: ImageClassificationData = load_classification_data(dataset, **options)
+    if data.validation is None:
+        raise DataError(f"{dataset} has no validation split: give the --validation-fraction and --seed of the run.")
+    return data
 
-    def __init__(self, batch_size: int = 64, **options: Any) -> None:
-        self.data: ImageClassificationData = load_classification_data(**options)
-        self.batch_size = batch_size
-        if self.data.validation is None:
-            raise DataError(
-                f"{options['dataset']} has no validation split: give the --validation-fraction and --seed of the run."
-            )
 
-    def logits(self, model: Any, image_processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logits [B, K] of a classifier in float64, and the labels [B] by its numbers.
+def validation_logits(
+    model: Any, image_processor: Any, data: ImageClassificationData
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits [B, K] of a classifier in float64, and the labels [B] by its numbers.
 
-        Raises:
-            DataError: The model has other classes, or is not for one label per image.
-        """
-        if model.config.problem_type not in (None, "single_label_classification"):
-            raise DataError(f"The model is for {model.config.problem_type}: expected one label per image.")
-        numbers = matching_classes(names_of_classes(model.config), self.data.label_names, labels_by="name")
-        accelerator = start_accelerator(num_processes=None, mixed_precision="no")
-        split: Any = self.data.validation
-        loader = accelerator.prepare(
-            DataLoader(ReadableImages(split), collate_fn=ProcessedImages(image_processor), batch_size=self.batch_size)
-        )
-        readable = UnreadableImages(stop=True, say=print, advice="Repair it, or remove it.").watch(loader)
-        prepared = accelerator.prepare_model(model, evaluation_mode=True)
-        logits, labels = gather_results(prepared, readable, accelerator, lambda *both: both, size=len(split))
-        return logits.cpu().double(), torch.tensor(numbers)[labels.cpu()]
-
-    def evaluate(self, model: Any, image_processor: Any) -> Evaluation:
-        """Evaluate a classifier."""
-        return evaluation_of(*judge_logits(*self.logits(model, image_processor)))
+    Raises:
+        DataError: The model has other classes, or is not for one label per image.
+    """
+    if (problem := model.config.problem_type) not in (None, "single_label_classification"):
+        raise DataError(f"The model is for {problem}: expected one label per image.")
+    numbers = matching_classes(names_of_classes(model.config), data.label_names, labels_by="name")
+    accelerator, split = start_accelerator(num_processes=None, mixed_precision="no"), data.splits["validation"]
+    loader = DataLoader(ReadableImages(split), collate_fn=ProcessedImages(image_processor), batch_size=64)
+    unreadable = UnreadableImages(stop=True, say=print, advice="Repair it, or remove it.")
+    readable = unreadable.watch(accelerator.prepare(loader))
+    prepared = accelerator.prepare_model(model, evaluation_mode=True)
+    logits, labels = gather_results(prepared, readable, accelerator, lambda *both: both, size=len(split))
+    return logits.cpu().double(), torch.tensor(numbers)[labels.cpu()]
 
 
 class Average(NamedTuple):
-    """A mean of models.
-
-    Args:
-        model: The mean, in float32.
-        image_processor: Its image processor.
-        chosen: The folders of the models in it.
-        accuracies: Accuracy of each model on the validation images, if there are any.
-        accuracy: That of the mean.
-    """
+    """A mean of models in float32, its image processor, the folders in it, and accuracies on validation images."""
 
     model: Any
     image_processor: Any
     chosen: list[Path]
-    accuracies: dict[Path, float]
-    accuracy: float | None
-
-    def facts(self, first: Path) -> ModelFacts:
-        """Return the facts for the model card; the licence is that of the first source."""
-        names = ", ".join(code(folder.name) for folder in self.chosen)
-        how = (
-            "all" if self.accuracy is None else f"{len(self.chosen)} of {len(self.accuracies)} models, chosen greedily"
-        )
-        origin = f"Mean of the weights of {names}: {how} (model soups, Wortsman et al. 2022). {_earlier(first)}"
-        scores = {} if self.accuracy is None else {"validation_accuracy": f"{self.accuracy:.4f}"}
-        return ModelFacts(origin=origin, recipe=scores, environment=environment(), **_known(first))
+    accuracies: dict[Path | str, float]  # of each folder, and of their "mean"
 
 
-def average_models(sources: Sequence[Path], validation: Validation | None = None) -> Average:
+def average_models(sources: Sequence[Path], data: ImageClassificationData | None = None) -> Average:
     """Average the weights of classifiers, all with the same weight (a model soup, Wortsman et al. 2022).
 
     Sums are in float64 and the mean in float32. Two sums and two models are in memory at once, however many there are.
 
     Args:
         sources: Folders of models; a run that kept several `best_models` stands for these.
-        validation: Images that choose (a greedy soup): from the most accurate model on, each one stays in the mean if
-            the accuracy of the mean does not fall. Without them, all models are averaged.
+        data: Its validation images choose (a greedy soup): from the most accurate model on, each one stays in the mean
+            if the accuracy of the mean does not fall. Without them, all models are averaged.
 
     Raises:
         TrainingError: There are fewer than two models, or they differ in more than their weights.
@@ -112,29 +80,30 @@ def average_models(sources: Sequence[Path], validation: Validation | None = None
     if len(folders) < 2:
         raise TrainingError(f"{folders[0]} is one model: give several, or a run that was trained with --best_kept 5.")
     mean, image_processor = open_classifier(str(folders[0]))
-    for folder in folders[1:]:
-        _refuse_others(folders[0], _settings(mean, image_processor), folder, _settings(*open_classifier(str(folder))))
-    accuracies: dict[Path, float] = {}
-    if validation is not None:
-        accuracies = {each: validation.evaluate(*open_classifier(str(each))).accuracy for each in folders}
-        folders.sort(key=lambda each: -accuracies[each])
-    chosen, total, best = list[Path](), dict[str, torch.Tensor](), None
+    settings, accuracies = _settings(mean, image_processor), dict[Path | str, float]()
     for folder in folders:
+        model, processor = open_classifier(str(folder))
+        others = _settings(model, processor)
+        if differing := [name for name in {**settings, **others} if settings.get(name) != others.get(name)]:
+            raise TrainingError(
+                f"{folders[0]} and {folder} differ in {few(differing)}: average models of one architecture, with the "
+                "same classes and image processor."
+            )
+        if data is not None:
+            accuracies[folder] = _evaluate(*validation_logits(model, processor, data)).accuracy
+    chosen, total = list[Path](), dict[str, torch.Tensor]()
+    for folder in sorted(folders, key=lambda each: -accuracies.get(each, 0)):
         weights = open_classifier(str(folder))[0].state_dict()
         more = {name: total.get(name, 0) + weight.double() for name, weight in weights.items()}
-        if validation is not None:
-            _load_mean(mean, more, len(chosen) + 1)
-            accuracy = validation.evaluate(mean, image_processor).accuracy
-            if best is not None and accuracy < best:
+        if data is not None:
+            mean.load_state_dict({name: weight / (len(chosen) + 1) for name, weight in more.items()})
+            accuracy = _evaluate(*validation_logits(mean, image_processor, data)).accuracy
+            if accuracy < accuracies.get("mean", 0):
                 continue
-            best = accuracy
+            accuracies["mean"] = accuracy
         chosen, total = [*chosen, folder], more
-    _load_mean(mean, total, len(chosen))
-    return Average(mean, image_processor, chosen, accuracies, best)
-
-
-def _load_mean(model: Any, total: dict[str, torch.Tensor], count: int) -> None:
-    model.load_state_dict({name: weight / count for name, weight in total.items()})
+    mean.load_state_dict({name: weight / len(chosen) for name, weight in total.items()})
+    return Average(mean, image_processor, chosen, accuracies)
 
 
 def _settings(model: Any, image_processor: Any) -> dict[str, Any]:
@@ -143,54 +112,31 @@ def _settings(model: Any, image_processor: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in NOT_COMPUTED and "drop" not in name}
 
 
-def _refuse_others(first: Path, settings: dict[str, Any], other: Path, others: dict[str, Any]) -> None:
-    if differing := [name for name in {**settings, **others} if settings.get(name) != others.get(name)]:
-        raise TrainingError(
-            f"{first} and {other} differ in {few(differing)}: average models of one architecture, with the same "
-            "classes and image processor."
-        )
+def _evaluate(logits: torch.Tensor, labels: torch.Tensor) -> Evaluation:
+    return evaluation_of(*judge_logits(logits, labels))
 
 
-class Calibrated(NamedTuple):
-    """A classifier whose logits were divided by a temperature, and its results on the validation images."""
-
-    temperature: float
-    before: Evaluation
-    after: Evaluation
-
-    def facts(self, source: Path, dataset: str) -> ModelFacts:
-        """Return the facts for the model card."""
-        origin = (
-            f"The classifier of {code(source.name)}, divided by a temperature that was fitted on {self.before.count} "
-            f"validation images of {plain(dataset)} (Guo et al. 2017). {_earlier(source)}"
-        )
-        errors = {"before": self.before.calibration.error, "after": self.after.calibration.error}
-        recipe = {"temperature": f"{self.temperature:.4f}"}
-        recipe |= {f"calibration_error_{when}": f"{error:.4f}" for when, error in errors.items()}
-        return ModelFacts(origin=origin, recipe=recipe, environment=environment(), **_known(source))
-
-
-def calibrate_model(model: Any, image_processor: Any, validation: Validation) -> Calibrated:
+def calibrate_model(
+    model: Any, image_processor: Any, data: ImageClassificationData
+) -> tuple[float, Evaluation, Evaluation]:
     """Divide the weights of a linear classifier by the temperature of the lowest loss (Guo et al. 2017), in place.
 
     Whatever opens the saved model then has these probabilities; predictions stay the same.
 
+    Returns:
+        The temperature, and the results on the validation images before and after.
+
     Raises:
         TrainingError: The head is not linear.
     """
-    logits, labels = validation.logits(model, image_processor)
-    temperature = fit_temperature(logits, labels)
-    head, state = head_of(model), model.state_dict()
+    logits, labels = validation_logits(model, image_processor, data)
+    temperature, head, state = fit_temperature(logits, labels), head_of(model), model.state_dict()
     for name in head:
         state[name] /= temperature
-    scaled = validation.logits(model, image_processor)[0]
+    scaled, _ = validation_logits(model, image_processor, data)
     if not torch.allclose(scaled, logits / temperature, rtol=1e-4, atol=1e-5):
-        raise TrainingError(
-            f"The logits of {type(model).__name__} do not scale with {few(sorted(head))}: only a linear classifier can "
-            "be calibrated."
-        )
-    before, after = (evaluation_of(*judge_logits(each, labels)) for each in (logits, scaled))
-    return Calibrated(temperature, before, after)
+        raise TrainingError(f"The logits do not scale with {few(sorted(head))}: only a linear head can be calibrated.")
+    return temperature, _evaluate(logits, labels), _evaluate(scaled, labels)
 
 
 def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:
@@ -220,18 +166,13 @@ def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:
     return 1 / low
 
 
-def save_finished(folder: Path, model: Any, image_processor: Any, facts: ModelFacts, name: str) -> None:
-    """Save a model with its image processor and its card of this name."""
+def save_finished(
+    folder: Path, model: Any, image_processor: Any, source: Path, *, name: str, origin: str, **recipe: str
+) -> None:
+    """Save a model with its image processor and its card, which has the licence of the source."""
     model.save_pretrained(folder)
     image_processor.save_pretrained(folder)
-    publish(folder, replace(facts, name=name), repo_id=None, private=False, say=print)
-
-
-def _earlier(source: Path) -> str:
-    origin = source_origin(source)[0]
-    return f"Its card said: {origin}" if origin else ""
-
-
-def _known(source: Path) -> dict[str, Any]:
-    known = source_facts(source)
-    return known | ({"license_from": "their source"} if "license" in known else {})
+    earlier, known = source_origin(source)[0], source_facts(source)
+    origin += f" The card of its source says: {earlier}" if earlier else ""
+    facts = {"origin": origin, "recipe": recipe, "environment": environment(), "license_from": "their source", **known}
+    publish(folder, ModelFacts(name=name, **facts), repo_id=None, private=False, say=print)

@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.profiler import profile, record_function, schedule
@@ -23,7 +22,7 @@ PHASES = (WAITING, "forward", "backward", "optimizer", OTHER)
 
 
 class StepProfile:
-    """Profiler of some steps of the main process, which ends with the last of them.
+    """Profile of some steps of the main process; training runs in the context of its `profiler`.
 
     A phase of a step lasts until the next one begins: on a GPU from when it gets there, as it lags behind the process.
 
@@ -40,23 +39,14 @@ class StepProfile:
     def __init__(self, folder: Path, steps: int, accelerator: Accelerator, total_steps: int) -> None:
         if steps and total_steps < FIRST + steps:
             raise TrainingError(
-                f"profile is {steps}, after the first {FIRST} steps, but the run has {total_steps}: profile at most "
-                f"{max(0, total_steps - FIRST)}, or train more steps."
+                f"profile is {steps}, after the first {FIRST} steps, but the run has {total_steps}: give fewer."
             )
         self.folder, self.steps = folder, steps if accelerator.is_main_process and not folder.exists() else 0
         self.on_gpu, self.taken = accelerator.device.type == "cuda", 0
         self.span: AbstractContextManager[Any] = nullcontext()  # of the current phase in the trace
         self.marks: list[tuple[int, str, Any]] = []  # step, phase and its begin
-        self.profiler = profile(schedule=schedule(wait=FIRST - 1, warmup=1, active=steps or 1, repeat=1))
-
-    def __enter__(self) -> Self:
-        if self.steps:
-            self.profiler.start()
-        return self
-
-    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
-        if self.steps:
-            self.profiler.stop()
+        plan = schedule(wait=FIRST - 1, warmup=1, active=steps or 1, repeat=1)
+        self.profiler: Any = profile(schedule=plan) if self.steps else nullcontext()
 
     def phase(self, name: str) -> None:
         """Begin a phase of the step."""
