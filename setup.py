@@ -74,6 +74,7 @@ EXTRAS = {
         "gcsfs>=2025.3",
         "gcp-storage-emulator>=2026.7",  # Google Cloud Storage on this machine, for gcsfs
         "universal-pathlib>=0.2.6",
+        "optuna>=4.5",  # examples/search_hyperparameters.py
         "ray>=2.60",  # a cluster of two nodes on this machine
         "lightning>=2.6",
         "torchmetrics>=1.0",  # lightning brings it too

@@ -237,7 +237,11 @@ class FineTuning:
 
 
 def finetune(
-    arguments: FinetuneArguments, data: ImageClassificationData | None = None, *, described: bool = True
+    arguments: FinetuneArguments,
+    data: ImageClassificationData | None = None,
+    *,
+    described: bool = True,
+    on_score: Callable[[int, float], None] | None = None,
 ) -> Outcome:
     """Run the fine-tuning.
 
@@ -245,6 +249,8 @@ def finetune(
         arguments: as on the command line.
         data: the dataset (default: the dataset that the arguments name).
         described: whether to write predictions, report and model card, and print where they are; False in a trial.
+        on_score: called with the step and the score of each evaluation of the validation split; what it raises ends
+            the run.
 
     Returns:
         The result of the saved model on the held-out split: `test`, or else the validation split.
@@ -254,6 +260,10 @@ def finetune(
     if arguments.dry_run:
         run.show_plan()
         sys.exit()
+    if on_score is not None:
+        if loop.chooses_by is None:
+            raise TrainingError("A search needs a validation split to choose by: add --validation_fraction 0.1.")
+        loop.on_score = on_score
 
     # Start the run, or resume it from its newest checkpoint.
     run.count_operations()

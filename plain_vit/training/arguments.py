@@ -676,6 +676,15 @@ class ClassifierOptions(RunOptions, AugmentationOptions, OptimizationOptions, Da
     """All options of training a classifier."""
 
 
+@dataclass(kw_only=True)
+class SearchArguments(ClassifierOptions):
+    """All options of a search for hyperparameters."""
+
+    _argument_group_name: ClassVar[str] = "search"
+
+    trials: Count = option(20, "trials of the whole study, which the same command continues")
+
+
 # All options of each script in examples/.
 
 # Of linear probes: learning rates as in DINOv2 (Oquab et al. 2023), and the temperature of votes as in DINO.
@@ -864,6 +873,7 @@ SCRIPTS: dict[str, type] = {
     "extract_features": ExtractArguments,
     "predict": PredictArguments,
     "ray_features": RayArguments,
+    "search_hyperparameters": SearchArguments,
     "linear_probe": ProbeArguments,
     "pretrain": PretrainArguments,
 }

@@ -286,6 +286,7 @@ class Loop(Generic[ResultT]):
         self.flops: int | None = None  # of one image, forward and backward; see `flops_per_image`
         self.profile = StepProfile(run.path / "profile", options.profile, self.accelerator, schedule.total_steps)
         learner.phase = self.profile.phase
+        self.on_score: Callable[[int, float], None] = lambda step, score: None  # higher is better; may end the run
 
     # Start, or resume from the newest checkpoint.
 
@@ -660,6 +661,7 @@ class Loop(Generic[ResultT]):
         if self.chooses_by is not None:
             score = result.values[self.chooses_by] * (-1 if self.task.lower_is_better else 1)
             self._rank(score)
+            self.on_score(self.step, score)
         if self.options.schedule == "plateau" and self.stale and self.stale % self.options.plateau_patience == 0:
             self.reductions += 1
         return 0
