@@ -77,7 +77,7 @@ with needs("plain-vit[train]", script=__name__ == "__main__"):
     from plain_vit.training.reports.report import predictions_of, write_report
     from plain_vit.training.reports.show_batch import check_picture, show_batch
     from plain_vit.training.reports.snapshots import Snapshots
-    from plain_vit.training.reports.trials import Outcome, check_trial, find_learning_rate, overfit
+    from plain_vit.training.reports.trials import Outcome, check_trial, find_learning_rate, overfit, with_rate
     from plain_vit.training.run.dry_run import text_tables
     from plain_vit.training.run.folder import RunFolder, deciding_options, default_options, write_file
     from plain_vit.training.tasks.classification import Classification, ImageTask
@@ -255,6 +255,9 @@ def finetune(
     Returns:
         The result of the saved model on the held-out split: `test`, or else the validation split.
     """
+    if arguments.learning_rate == "auto":
+        data = data or open_data(arguments)
+        arguments = with_rate(arguments, data, partial(finetune, described=False))
     run = FineTuning(arguments, data)
     loop, accelerator, data = run.loop, run.accelerator, run.data
     if arguments.dry_run:
@@ -287,7 +290,8 @@ def finetune(
     if accelerator.is_main_process and described:
         run.describe_result(snapshots, final, result, results)
     loop.run.upload()
-    accelerator.end_training()
+    if described or on_score is not None:  # after a trial of rates, the run follows in the same processes
+        accelerator.end_training()
     accelerator.free_memory()
     return result
 

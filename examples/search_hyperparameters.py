@@ -61,6 +61,8 @@ def search(arguments: SearchArguments) -> optuna.Study:
 
     if wrong := [name for name in OF_ONE_RUN if getattr(arguments, name)]:
         raise TrainingError(f"{', '.join(wrong)}: only for one run, so omit it. A study goes on by itself.")
+    if "://" in arguments.output_dir:
+        raise TrainingError(f"output_dir is {arguments.output_dir}: give a folder on a disk.")
     out = Path(arguments.output_dir)
     out.mkdir(parents=True, exist_ok=True)
     storage = JournalStorage(JournalFileBackend(str(out / "study.log")))

@@ -92,7 +92,7 @@ class Group:
         for name, numbers in ranges_of(kind).items():
             value = getattr(self, name)
             for number in value if isinstance(value, list) else [value]:
-                if numbers is not None and number is not None and number not in numbers:
+                if numbers is not None and number not in (None, "auto") and number not in numbers:
                     raise TrainingError(f"{name} is {value}: expected {numbers.text}.")
 
 
@@ -290,7 +290,9 @@ class StepOptions(Group):
         "of torch.optim, in lower case (the paper: sgd), or timm:NAME; muon is for the matrices in the blocks, "
         "with AdamW for the rest",
     )
-    learning_rate: Amount = option(1e-3, "peak learning rate")
+    learning_rate: Amount | Literal["auto"] = option(
+        1e-3, "peak learning rate; auto: that of a trial with rising rates for this batch size, see lr_find"
+    )
     base_batch_size: Count | None = option(
         None, "batch size of learning_rate and min_learning_rate: both scale with batch_size (default: they do not)"
     )
@@ -340,7 +342,13 @@ class StepOptions(Group):
 
     @property
     def peak_learning_rate(self) -> float:
-        """Return the peak learning rate for the batch size."""
+        """Return the peak learning rate for the batch size.
+
+        Raises:
+            TrainingError: It is not known yet.
+        """
+        if isinstance(self.learning_rate, str):
+            raise TrainingError(f"learning_rate is {self.learning_rate}: give a number; auto is for fine-tuning.")
         return self.learning_rate * self._share_of_base
 
     @property
@@ -1013,10 +1021,16 @@ def _add_option(group: Any, option: dataclasses.Field[Any], hint: Any) -> None:
             group.add_argument(f"--no-{name[2:]}", dest=option.name, action="store_false", help=f"as {name} no")
     elif get_origin(hint) is Literal:
         group.add_argument(name, choices=get_args(hint), **settings)
+    elif Literal["auto"] in get_args(hint):
+        group.add_argument(name, type=_number_or_auto, metavar="NUMBER|auto", **settings)
     else:
         is_list = get_origin(hint) is list
         kind = get_args(hint)[0] if is_list else hint
         group.add_argument(name, type=kind, nargs="+" if is_list else None, **settings)
+
+
+def _number_or_auto(text: str) -> float | str:
+    return text if text == "auto" else float(text)
 
 
 def _as_bool(text: str) -> bool:
@@ -1117,8 +1131,11 @@ def check_options(arguments: Any) -> None:
                 faults.setdefault(text, []).append(each.name)
     for text, names in faults.items():
         raise TrainingError(text.replace("{names}", ", ".join(names)))
-    lowest, peak = arguments.lowest_learning_rate, arguments.peak_learning_rate
-    if lowest > peak:
+    if arguments.learning_rate == "auto" and isinstance(arguments, ClassifierOptions):
+        peak = math.inf  # not known yet
+    else:
+        peak = arguments.peak_learning_rate
+    if (lowest := arguments.lowest_learning_rate) > peak:
         raise TrainingError(f"min_learning_rate is {lowest:g}, above the peak of {peak:g}: give a lower one.")
     betas = arguments.betas
     if betas is not None and len(betas) != 2:

@@ -35,8 +35,10 @@ from tests.sizes import few
 from tests.training.runs import (
     TORCHRUN,
     assert_same_bits,
+    finetune,
     launch,
     open_script,
+    pretrain,
     runs_in,
     save_digits,
     save_plain_vit,
@@ -262,6 +264,35 @@ def test_losses_at_rising_learning_rates_are_drawn_and_nothing_else_is_written(t
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["rates.png"]
     with pytest.raises(TrainingError, match="lr_find is rates.jpg: expected a .png file"):
         trial(lr_find="rates.jpg")
+
+
+@pytest.mark.slow
+def test_automatic_rate_is_recorded_and_the_same_in_two_processes_and_on_resuming(model_folder, tmp_path, capsys):
+    options = {**SHORT, "model": str(model_folder), "learning_rate": "auto", "batch_size": 12, "steps": 4,
+               "warmup_steps": 0, "label_smoothing": 0.0, "checkpoint_every": 2, "checkpoints_kept": 1}  # fmt: skip
+    finetune(**options, output_dir=tmp_path / "one")
+    said = re.search(r"learning rate (\S+): a tenth of that with the lowest loss in 100 steps", capsys.readouterr().out)
+    rate = json.loads((tmp_path / "one" / "run.json").read_text())["learning_rate"]
+    assert said
+    assert said[1] == f"{rate:.1e}"
+    assert 1e-8 < rate < 0.1
+    finetune(**options, output_dir=tmp_path / "one", resume=True)
+    assert "lowest loss" not in capsys.readouterr().out
+    finetune(**{**options, "learning_rate": rate}, output_dir=tmp_path / "given")
+    assert_same_bits(tmp_path / "one", tmp_path / "given")
+    finetune(**{**options, "steps": 1}, base_batch_size=24, output_dir=tmp_path / "scaled")
+    assert json.loads((tmp_path / "scaled" / "run.json").read_text())["learning_rate"] == pytest.approx(2 * rate)
+    launch("finetune_image_classification", TORCHRUN, **options, output_dir=tmp_path / "two")
+    assert json.loads((tmp_path / "two" / "run.json").read_text())["learning_rate"] == rate
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["given", "one", "scaled", "two"]
+
+
+def test_automatic_rate_is_for_fine_tuning_on_stored_images(model_folder, tmp_path):
+    options = {"dataset": "digits", "output_dir": tmp_path / "run", "learning_rate": "auto"}
+    with pytest.raises(TrainingError, match="learning_rate auto is for stored images"):
+        finetune(model=model_folder, streaming=True, stream_images=40, steps=3, **options)
+    with pytest.raises(TrainingError, match="learning_rate is auto: give a number"):
+        pretrain(model=model_folder, **options)
 
 
 @pytest.mark.parametrize("options", [

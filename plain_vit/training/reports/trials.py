@@ -1,8 +1,10 @@
 """Trial runs that keep nothing: training on one batch of images, and the loss at rising learning rates."""
 
 import dataclasses
+import json
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,14 +18,19 @@ from ...files.staging import staged_file
 from ...system.extras import needs
 from ..arguments import ClassifierOptions, ProcessOptions, RunOptions, check_options
 from ..data import ImageClassificationData
+from ..data.folders import file_system_of
 from ..data.sampling import ShuffledStream
 from ..data.targets import check_evaluated
+from ..hardware.processes import start_processes
 from ..metrics import Evaluation
-from ..run.folder import default_options, read_log
+from ..run.folder import OPTIONS, default_options, read_log
+from ..run.remote import working_folder
 from ..vector_metrics import VectorEvaluation
 from .show_batch import check_picture
 
 with needs("plain-vit[train]"):
+    from accelerate.utils import broadcast_object_list
+
     from ...analysis.drawing import png
     from ...analysis.plots import plot_learning_rates
 
@@ -146,19 +153,8 @@ def find_learning_rate(options: ClassifierOptions, data: ImageClassificationData
     """
     path = options.lr_find or ""
     check_picture(path, "lr_find")
-    few = data.train.select(range(min(len(data.train), options.batch_size)))
     with tempfile.TemporaryDirectory() as folder:
-        changes = {
-            "schedule": "rising", "learning_rate": HIGHEST_RATE, "base_batch_size": None, "warmup_steps": 0,
-            "log_every": 1,
-        }  # fmt: skip
-        try:
-            train(_in(folder, options, RATE_STEPS, **changes), _evaluated_on(options, data, data.train, few))
-        except TrainingError:
-            if not Path(folder, "run").is_dir():  # the trial did not start
-                raise
-        rows = [row for row in read_log(f"{folder}/run") if "train_loss" in row]
-    trial = read_rates([row["learning_rate"] for row in rows], [row["train_loss"] for row in rows])
+        trial = _try_rates(options, data, train, folder)
     with staged_file(Path(path), force=True) as new:
         new.write_bytes(png(plot_learning_rates(trial.rates, trial.losses, trial.smooth)))
     print(
@@ -167,3 +163,50 @@ def find_learning_rate(options: ClassifierOptions, data: ImageClassificationData
         f"{options.batch_size}. The losses are drawn in {path}. Nothing else was kept."
     )
     return trial
+
+
+def _try_rates(options: ClassifierOptions, data: ImageClassificationData, train: Train, folder: str) -> RateTrial:
+    """Train with rising learning rates, in any number of processes that share the folder."""
+    few = data.train.select(range(min(len(data.train), options.batch_size)))
+    changes = {
+        "schedule": "rising", "learning_rate": HIGHEST_RATE, "base_batch_size": None, "warmup_steps": 0, "log_every": 1,
+    }  # fmt: skip
+    try:
+        train(_in(folder, options, RATE_STEPS, **changes), _evaluated_on(options, data, data.train, few))
+    except TrainingError:
+        if not Path(folder, "run").is_dir():  # the trial did not start
+            raise
+    rows = [row for row in read_log(f"{folder}/run") if "train_loss" in row]
+    return read_rates([row["learning_rate"] for row in rows], [row["train_loss"] for row in rows])
+
+
+def with_rate(options: ClassifierOptions, data: ImageClassificationData, train: Train) -> Any:
+    """Return the options with the learning rate of a resumed run, or with a tenth of the best of a trial.
+
+    Args:
+        options: options with the learning rate `auto`.
+        data: the dataset.
+        train: trains with these options and data, without printing the folder.
+
+    Raises:
+        TrainingError: The data is streamed.
+    """
+    if options.streaming:
+        raise TrainingError("learning_rate auto is for stored images: give a number, or omit --streaming.")
+    system, root = file_system_of(options.output_dir)
+    if options.resume and system.exists(stored := f"{root}/{OPTIONS}"):
+        return dataclasses.replace(options, learning_rate=json.loads(system.cat_file(stored))["learning_rate"])
+    accelerator, _ = start_processes(options)
+    place: list[Any] = [None]
+    if accelerator.is_main_process:
+        parent = working_folder(options.output_dir).absolute().parent  # which all processes see
+        parent.mkdir(parents=True, exist_ok=True)
+        place = [tempfile.mkdtemp(prefix=".trial-", dir=parent)]
+    broadcast_object_list(place)
+    chosen = [_try_rates(options, data, train, place[0]).lowest / 10]
+    broadcast_object_list(chosen)  # a log on a network disk may be seen late
+    accelerator.wait_for_everyone()
+    shutil.rmtree(place[0], ignore_errors=True)
+    accelerator.print(f"learning rate {chosen[0]:.1e}: a tenth of that with the lowest loss in {RATE_STEPS} steps")
+    share = options.batch_size / (options.base_batch_size or options.batch_size)
+    return dataclasses.replace(options, learning_rate=chosen[0] / share)
