@@ -96,8 +96,8 @@ def pretrain(arguments: PretrainArguments) -> dict[str, Any]:
 
     # Start the run, or resume it from its newest checkpoint.
     loop = Loop(task, learner, schedule, run, arguments)
-    one_image = send_to_device(default_collate([watched_images[0]]), accelerator.device)
-    loop.flops = flops_per_image(model, lambda: learner.model.to(accelerator.device)(**one_image)[0])
+    one_image = send_to_device(task.complete(default_collate([watched_images[0]])), accelerator.device)
+    loop.flops = flops_per_image(task.module, lambda: task.module.to(accelerator.device)(**one_image)[0])
     loop.begin()
     batches = loop.batches(train_images, **loading)
     watched_loader = accelerator.prepare(DataLoader(watched_images, batch_size=loop.micro_batch, **loading))
