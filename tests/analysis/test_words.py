@@ -99,6 +99,7 @@ DRAWN: dict[str, Callable[[list[str]], Figure]] = {
         np.ones(ROWS, dtype=int), np.full(ROWS, 0.5), np.full(ROWS, 0.4), of=names[0], x=names[1]
     ),
     "numbers": lambda names: plots.plot_predicted_numbers(np.eye(ROWS), np.eye(ROWS) * 0.9, names),
+    "steps": lambda names: plots.plot_step_times({name: [1.0, 2.0] for name in names}),
     "curves": lambda names: plots.plot_training_curves(
         [{names[0] + "x": 1, f"loss {name}": 2.0, f"accuracy {name}": 0.5} for name in names], x=names[0] + "x"
     ),

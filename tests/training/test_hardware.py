@@ -120,5 +120,5 @@ def test_size_of_evaluated_batches_is_that_of_each_process(processes, tmp_path, 
     )
     run = script.FineTuning(arguments)
     monkeypatch.setattr(type(run.accelerator), "num_processes", property(lambda self: processes))
-    loader, _ = run.evaluation_batches()
+    (loader,) = run.evaluation_batches().values()
     assert len(next(iter(loader))["labels"]) == 7
