@@ -329,6 +329,13 @@ def test_colours_and_vertical_flips_are_those_of_timm_with_the_same_draws(jitter
         assert off <= (blur > 0)  # torchvision's two classes of blurs may round the same value up and down
 
 
+def test_small_images_are_blurred_too():
+    transform = training_transform(PlainViTImageProcessor(size={"height": 5, "width": 9}), gaussian_blur_prob=1.0)
+    levels = transform.crop(photograph(45, 31))
+    torch.manual_seed(1)
+    assert transform.augment(levels).float().var() < levels.float().var()
+
+
 def test_interpolation_of_training_is_one_or_drawn_from_two_and_needs_a_crop():
     processor, image = PlainViTImageProcessor(size={"height": 24, "width": 16}, resample=3), photograph(80, 96)
     resized = {

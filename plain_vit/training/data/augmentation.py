@@ -439,7 +439,7 @@ def training_transform(
     if grayscale_prob:
         operations.append(v2.RandomGrayscale(grayscale_prob))
     if gaussian_blur_prob:
-        operations.append(v2.RandomApply([v2.GaussianBlur(23)], gaussian_blur_prob))  # timm's size
+        operations.append(v2.RandomApply([_blurred], gaussian_blur_prob))
     if operations:
         steps += [v2.ToPILImage(), *operations, v2.PILToTensor()]  # Pillow's operations are faster
     if random_erasing and random_erasing_mode == "pixel":
@@ -452,6 +452,12 @@ def training_transform(
         normalize=Normalization(tuple(mean.tolist()), tuple(std.tolist())),
         patch_size=image_processor.patch_size if max_num_patches_of(image_processor) else None,
     )
+
+
+def _blurred(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Blur by a random standard deviation with timm's kernel, or the largest for an image of fewer than 12 pixels."""
+    blurred: PIL.Image.Image = v2.GaussianBlur(min(23, 2 * min(image.size) - 1))(image)
+    return blurred
 
 
 def _variation(augmentation: str) -> Callable[[Any], Any] | None:
