@@ -31,7 +31,8 @@ SOURCES = {"open-clip-torch", "timm", "vit-pytorch"}
 # runs with torchao, which is installed by hand: it slows every start of transformers down.
 # Ray, and paths of stores of objects, are for those who have such.
 WHERE_IT_IS = {
-    "plain_vit/inference/*.py": {"peft", "universal-pathlib"}, "examples/*.py": {"ray"}, "tests/**/*.py": {"torchao"},
+    "plain_vit/inference/*.py": {"peft", "universal-pathlib"}, "examples/*.py": {"ray", "optuna"},
+    "tests/**/*.py": {"torchao", "opencv-python-headless"},
 }  # fmt: skip
 
 

@@ -118,7 +118,7 @@ def check_case(case: str, count: int, folder: Path) -> int:
     return opened
 
 
-@pytest.mark.slow(quick=REPRESENTATIVES[::4])
+@pytest.mark.slow(quick=REPRESENTATIVES[::8])
 @pytest.mark.parametrize("case", CASES)
 def test_a_changed_configuration_is_followed_or_refused(case: str, tmp_path: Path) -> None:
     opened = check_case(case, draws({PLAIN: 12}.get(case, 2 if case in REPRESENTATIVES else 1), nightly=12), tmp_path)

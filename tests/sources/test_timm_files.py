@@ -559,6 +559,7 @@ def test_a_bare_file_of_its_own_geometry_asks_for_all_that_is_open_at_once(tmp_p
     assert not other.config.position_embedding_on_prefix
 
 
+@pytest.mark.slow
 def test_a_rotation_that_a_published_model_may_have_is_asked_for(tmp_path: Path) -> None:
     rotated = tiny_timm("vit_small_patch16_rope_ape_224", img_size=224, embed_dim=384, num_heads=6, depth=12)
     path = save_bare(rotated, tmp_path / "rotated.safetensors")  # names and shapes of DeiT III

@@ -192,7 +192,7 @@ def test_model_replaces_the_part_of_itself_that_a_kill_left(tmp_path):
 def test_killed_runs_resume_to_the_same_bits():
     names = few(SETTINGS, 2)
     # In a separate process, so that its forks inherit neither threads nor an accelerator.
-    words = ["--kills", str(2 * len(names)), "--seed", "1", "--settings", *names]
+    words = ["--kills", str(len(names)), "--seed", "1", "--settings", *names]
     printed = run_forked(["-m", "tests.training.kill_matrix", *words], limit=LIMIT * len(names))
     _, *rows = (line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("| "))
     assert {name: differences for name, *_, differences in rows} == dict.fromkeys([*names, "all"], "none")

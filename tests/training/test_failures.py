@@ -208,6 +208,7 @@ def test_processes_stop_an_evaluation_at_the_same_batch_and_at_its_pace(monkeypa
 # Steps left out
 
 
+@pytest.mark.slow
 def test_steps_that_are_not_finite_are_left_out_and_logged_also_after_a_resumption(
     model_folder, lose_at, tmp_path, capsys
 ):
@@ -239,6 +240,7 @@ def test_a_step_that_is_left_out_leaves_the_weights_as_they_were(model_folder, l
     assert any(not torch.equal(before[name], tensor) for name, tensor in after.items())
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_at_such_a_step_is_resumed_without_it(model_folder, lose_at, tmp_path):
     lose_at(3, math.nan)
     with pytest.raises(TrainingError, match="Or add --resume --skip_nonfinite 3: it leaves such steps out"):

@@ -331,6 +331,7 @@ def photographs() -> Dataset:
     return Dataset.from_dict(rows, features=Features({"image": Image(), "label": ClassLabel(3)}))
 
 
+@pytest.mark.slow
 def test_batches_of_jpeg_files_do_not_depend_on_workers_or_on_how_they_are_read(photographs):
     transform = training_transform(
         ViTImageProcessor(size={"height": 37, "width": 29}),

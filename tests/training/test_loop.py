@@ -250,6 +250,7 @@ def results_in(folder: Path) -> dict[Path, bytes]:
     return {file: content for file, content in found.items() if "checkpoints" not in file.parts}
 
 
+@pytest.mark.slow
 def test_selected_weights_are_of_the_step_that_the_checkpoint_selected(tmp_path):
     """The run crashes between step 6, which its evaluation selects, and the next checkpoint; the last is of step 4."""
     options = {"evaluations": 9, "checkpoint_every": 4, "best_kept": 2}

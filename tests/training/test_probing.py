@@ -232,6 +232,7 @@ def test_a_probe_that_the_data_do_not_allow_is_refused_before_anything_is_comput
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_results_of_other_settings_are_not_in_one_table_and_each_is_kept_at_once(model_folder, tmp_path, monkeypatch):
     def results_of(mode, *words):
         return script.probe(arguments_of(model_folder, tmp_path / "out", "--mode", mode, *words))

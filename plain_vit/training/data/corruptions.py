@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torchvision.transforms import v2
 
+from ...files.images import open_image
 from .augmentation import Normalization, ProcessedImage, pixel_levels
 
 
@@ -51,7 +52,7 @@ def _pixelated(levels: np.ndarray, scale: float, draw: np.random.Generator) -> n
 def _compressed(levels: np.ndarray, quality: int, draw: np.random.Generator) -> np.ndarray:
     file = BytesIO()
     PIL.Image.fromarray(levels).save(file, "JPEG", quality=quality)
-    return np.array(PIL.Image.open(file))
+    return np.array(open_image(file))
 
 
 # Each has a function and its five strengths. The function returns values in [0, 1], or integers in [0, 255].
