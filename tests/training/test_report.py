@@ -67,7 +67,7 @@ def finished(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """Return a finished run with all kinds of output."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
     script.finetune(script.FinetuneArguments(
-        model=str(model_folder), output_dir=str(folder), picture_every=2.0, report_to="tensorboard", profile=2, **SHORT
+        model=str(model_folder), output_dir=str(folder), picture_every=2.0, report_to="tensorboard", **SHORT
     ))  # fmt: skip
     return folder
 
@@ -346,24 +346,29 @@ def test_top_k_accuracy_is_that_of_scikit_learn():
 # The profile
 
 
-def test_profile_has_the_phases_of_its_steps_as_trace_table_and_picture(finished):
-    with gzip.open(finished / "profile" / "trace.json.gz") as file:
+@pytest.mark.slow
+def test_profile_has_the_phases_of_its_steps_as_trace_table_and_picture(model_folder, tmp_path):
+    folder = tmp_path / "run" / "profile"
+    options = {"model": str(model_folder), "output_dir": str(folder.parent), "profile": 2, "report": False}
+    script.finetune(script.FinetuneArguments(**options, **SHORT))
+    assert StepProfile(folder, 2, Accelerator(cpu=True), total_steps=7).steps == 0  # made once
+    with gzip.open(folder / "trace.json.gz") as file:
         events = [event for event in json.load(file)["traceEvents"] if event.get("cat") == "user_annotation"]
     names = [event["name"] for event in sorted(events, key=operator.itemgetter("ts"))]
     one_step = ["waiting for data", "forward", "backward", "optimizer", "all else"]
     assert [name for name in names if name in one_step] == one_step * 2
     assert [name for name in names if name.startswith("ProfilerStep")] == ["ProfilerStep#3", "ProfilerStep#4"]
-    shares, _, table = (finished / "profile" / "operations.txt").read_text().partition("\n\n")
+    shares, _, table = (folder / "operations.txt").read_text().partition("\n\n")
     assert [text.rpartition(" ")[0] for text in shares.split(", ")] == one_step
     assert sum(int(text[:-1].rpartition(" ")[2]) for text in shares.split(", ")) == pytest.approx(100, abs=3)
     assert "aten::addmm" in table
-    with PIL.Image.open(finished / "profile" / "steps.png") as picture:
+    with PIL.Image.open(folder / "steps.png") as picture:
         assert picture.convert("L").getextrema()[0] < 100
 
 
-def test_profile_is_made_once_and_needs_its_steps(finished, tmp_path):
+@pytest.mark.slow
+def test_profile_needs_its_steps(tmp_path):
     accelerator = Accelerator(cpu=True)
-    assert StepProfile(finished / "profile", 2, accelerator, total_steps=7).steps == 0
     with pytest.raises(TrainingError, match="profile is 5, after the first 3 steps, but the run has 7: give fewer"):
         StepProfile(tmp_path / "profile", 5, accelerator, total_steps=7)
     stopped = StepProfile(tmp_path / "profile", 2, accelerator, total_steps=7)
