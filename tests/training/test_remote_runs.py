@@ -53,7 +53,8 @@ def test_a_run_in_a_bucket_goes_on_elsewhere_with_the_same_bits(
         "step_00000002",
         "step_00000004",
     }
-    assert {"run.json", "log.jsonl", "best/config.json"} <= held
+    assert {"log.jsonl", "best/config.json"} <= held
+    assert store.cat_file("bucket/runs/one/run.json") == (here / "run.json").read_bytes()
     with pytest.raises(OutputExistsError, match="s3://bucket/runs/one is not empty: give another place, or continue"):
         run_case(SCRIPT, remote)
 
@@ -65,6 +66,8 @@ def test_a_run_in_a_bucket_goes_on_elsewhere_with_the_same_bits(
     store.put_file(str(here / "checkpoints/step_00000002/manifest.json"),
                    "bucket/runs/one/checkpoints/step_00000004/manifest.json")  # fmt: skip
     shutil.rmtree(here)
+    RemoteFolder(f"{RUN}/").fetch(print, resume=True)  # the same folder
+    (here / "checkpoints/step_00000002/manifest.json").unlink()  # as a killed download leaves it
     run_case(SCRIPT, {**remote, "resume": True})
     assert "checkpoints/step_00000004 is damaged" in capsys.readouterr().out
     assert_same_bits(here, tmp_path / "local")
@@ -72,6 +75,22 @@ def test_a_run_in_a_bucket_goes_on_elsewhere_with_the_same_bits(
     assert_same_bits(tmp_path / "down", tmp_path / "local")
     assert steps(names(store)) == {"step_00000004", "step_00000006"}
     assert {"results.json", "README.md", "predictions.csv"} <= names(store)
+
+
+def test_a_place_that_cannot_be_used_is_refused_before_the_first_step(
+    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(self: Any, path: str, target: str, **others: Any) -> None:
+        raise PermissionError("Access Denied")
+
+    options = {**COMMON, "model": str(save_plain_vit(tmp_path / "model"))}
+    with pytest.raises(OutputError, match="elsewhere/run cannot be read: .*bucket does not exist. Give a place that"):
+        run_case(SCRIPT, {**options, "output_dir": "s3://elsewhere/run"})
+    monkeypatch.setattr(type(store), "_put_file", refused)
+    type(store).clear_instance_cache()
+    with pytest.raises(OutputError, match="s3://bucket/runs/one cannot be written: Access Denied"):
+        run_case(SCRIPT, {**options, "output_dir": RUN})
+    assert not (working_folder(RUN) / "log.jsonl").exists()
 
 
 def test_a_store_that_is_lost_loses_nothing(store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,10 +109,21 @@ class RunFolder:
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.saving: Future[None] | None = None  # only in the main process
         self.held: weakref.finalize[..., RunFolder] | None = None  # only in the main process, from `begin` on
-        if self.remote is not None and accelerator.is_main_process:
-            self.remote.fetch(accelerator.print, resume=resume)
-        accelerator.wait_for_everyone()
+        if self.remote is not None:
+            self._fetch(self.remote)
         self._check()
+
+    def _fetch(self, remote: RemoteFolder) -> None:
+        """Download the run from a store of objects; all processes get the same error."""
+        refused: list[Any] = [None]
+        if self.accelerator.is_main_process:
+            try:
+                remote.fetch(self.accelerator.print, resume=self.resume)
+            except OutputError as error:
+                refused = [error]
+        broadcast_object_list(refused)
+        if refused[0] is not None:
+            raise refused[0]
 
     def _check(self) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -201,6 +212,7 @@ class RunFolder:
     def write_options(self) -> None:
         """Write the settings of the run."""
         write_file(self.path / OPTIONS, json.dumps(self.options, indent=2) + "\n")
+        self.upload()
 
     def newest_checkpoint(self) -> Path | None:
         """Return the checkpoint of the latest step, or None."""

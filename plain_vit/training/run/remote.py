@@ -25,7 +25,8 @@ def working_folder(place: str | Path) -> Path:
     """Return the local folder of a run: the given one, or for a URL one in the cache of the Hub (`HF_HOME`)."""
     if "://" not in str(place):
         return Path(place)
-    name = f"{PurePosixPath(str(place)).name}-{hashlib.sha256(str(place).encode()).hexdigest()[:12]}"
+    url = str(place).rstrip("/")
+    name = f"{PurePosixPath(url).name}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
     return Path(constants.HF_HOME) / "plain_vit" / "runs" / name
 
 
@@ -56,7 +57,7 @@ class RemoteFolder:
             OutputExistsError: The place is not empty, and `resume` is False.
             OutputError: The store cannot be read.
         """
-        with self._reporting("read"):
+        with self._reporting("read", "Give a place that exists, and credentials that open it."):
             self.system.invalidate_cache()
             held = {path.removeprefix(f"{self.root}/") for path in self.system.find(self.root)}
             if held and not resume:
@@ -65,7 +66,8 @@ class RemoteFolder:
             if held and own.is_file() and own.read_bytes() != self.system.cat_file(self._at(OPTIONS)):
                 aside = self.folder.rename(self.folder.with_name(f"{self.folder.name}-{time.time_ns()}"))
                 say(f"The local folder of {self.url} held another run, which is now {aside}.")
-            mine = max((path.name for path in (self.folder / CHECKPOINTS).glob("step_*")), default="")
+            steps = (self.folder / CHECKPOINTS).glob("step_*")  # a killed download leaves one without its manifest
+            mine = max((path.name for path in steps if not manifest_problem(path)), default="")
             complete = {PurePosixPath(name).parent.name for name in held if name.endswith(f"/{MANIFEST}")}
             newer = sorted(step for step in complete if step.startswith("step_") and step > mine)
             if newer or not own.is_file():
@@ -106,29 +108,31 @@ class RemoteFolder:
     def _upload(self, names: Iterable[str]) -> None:
         with self._reporting("written"):
             for name in names:
-                status = (self.folder / name).stat()
-                if self.uploaded.get(name) != (changed := (status.st_size, status.st_mtime_ns)):
+                if self.uploaded.get(name) != (state := self._state(name)):
                     self.system.put_file(str(self.folder / name), self._at(name))
-                    self.uploaded[name] = changed
+                    self.uploaded[name] = state
+
+    def _state(self, name: str) -> tuple[int, int]:
+        status = (self.folder / name).stat()
+        return status.st_size, status.st_mtime_ns
 
     def _download(self, names: Iterable[str]) -> None:
         for name in names:
             target = self.folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             self.system.get_file(self._at(name), str(target))
+            self.uploaded[name] = self._state(name)
 
     def _at(self, name: str) -> str:
         return f"{self.root}/{name}"
 
     @contextmanager
-    def _reporting(self, done: str) -> Iterator[None]:
+    def _reporting(self, done: str, advice: str = "") -> Iterator[None]:
         try:
             yield
         except OutputExistsError:
             raise
         except Exception as error:  # every file system of fsspec has its own
             reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise OutputError(
-                f"{self.url} cannot be {done}: {reason[0]}. The run's own files are in {self.folder}, and --resume "
-                "continues."
-            ) from error
+            advice = advice or f"The run's own files are in {self.folder}, and --resume continues."
+            raise OutputError(f"{self.url} cannot be {done}: {reason[0]}. {advice}") from error
