@@ -162,7 +162,9 @@ class FineTuning:
         )
 
     def count_operations(self) -> None:
-        """Count the operations of an image."""
+        """Count the operations of an image, unless one process may not hold the whole model."""
+        if self.arguments.shard:
+            return
         model, noise, device = self.loop.learner.model, NoiseInputs(self.image_processor), self.accelerator.device
         model.to(device)
         self.loop.flops = flops_per_image(model, lambda: model(**send_to_device(noise(1), device)).logits)
@@ -328,12 +330,8 @@ def check_copies(arguments: FinetuneArguments) -> None:
     if arguments.batch_size < copies:
         raise TrainingError(f"batch_size is {arguments.batch_size}: expected at least the {copies} copies of an image.")
     cropped = arguments.crop_scale < 1 or arguments.resize_to is not None or arguments.crop_padding
-    flipped, recoloured = (
-        arguments.horizontal_flip or arguments.vflip,
-        arguments.color_jitter or arguments.grayscale_prob,
-    )
-    varied = cropped or flipped or recoloured or arguments.gaussian_blur_prob or arguments.augmentation != "none"
-    if not (varied or arguments.random_erasing):
+    varied = ("horizontal_flip", "vflip", "color_jitter", "grayscale_prob", "gaussian_blur_prob", "random_erasing")
+    if not (cropped or arguments.augmentation != "none" or any(getattr(arguments, name) for name in varied)):
         raise TrainingError(
             f"Without augmentation the {copies} copies of each image would be identical: add --crop_scale 0.08 or "
             "another augmentation, or omit --repeated_augmentation."

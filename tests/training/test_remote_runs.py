@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from plain_vit.errors import OutputError, OutputExistsError, TrainingError
 from plain_vit.training.run.remote import RemoteFolder, working_folder
-from tests.inference.test_remote import s3
+from tests.inference.test_remote import gs, hf, s3
 from tests.training.run_cases import run_case
 from tests.training.runs import assert_same_bits, save_plain_vit
 
@@ -75,6 +75,21 @@ def test_a_run_in_a_bucket_goes_on_elsewhere_with_the_same_bits(
     assert_same_bits(tmp_path / "down", tmp_path / "local")
     assert steps(names(store)) == {"step_00000004", "step_00000006"}
     assert {"results.json", "README.md", "predictions.csv"} <= names(store)
+
+
+@pytest.mark.parametrize("kind", [gs, hf], ids=lambda kind: kind.__name__)
+def test_other_stores_hold_runs_too(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "cache"))
+    with kind(monkeypatch, tmp_path) as (system, root):
+        options = {**COMMON, "model": str(save_plain_vit(tmp_path / "model")), "steps": 4, "evaluations": 2}
+        url, local = f"{kind.__name__}://{root}/run", tmp_path / "local"
+        run_case(SCRIPT, {**options, "output_dir": str(local)})
+        run_case(SCRIPT, {**options, "output_dir": url}, stop_before=3)
+        shutil.rmtree(working_folder(url))
+        run_case(SCRIPT, {**options, "output_dir": url, "resume": True, "checkpoints_kept": 1})
+        assert_same_bits(working_folder(url), local)
+        system.invalidate_cache()
+        assert steps({path.removeprefix(f"{root}/run/") for path in system.find(f"{root}/run")}) == {"step_00000004"}
 
 
 def test_a_place_that_cannot_be_used_is_refused_before_the_first_step(

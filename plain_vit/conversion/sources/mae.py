@@ -36,15 +36,11 @@ def decoder_config(encoder: PlainViTConfig, tokens: int, pixels: int, **fields: 
         pixels: values of a patch.
         **fields: `hidden_size`, `num_hidden_layers`, `num_attention_heads` and `intermediate_size`.
     """
-    fields |= {"layer_norm_eps": encoder.layer_norm_eps, "initialization": encoder.initialization}
-    fields |= {
-        "patch_projection": "linear",
-        "patch_size": 1,
-        "image_size": (1, tokens),
-        "num_channels": encoder.hidden_size,
-    }
-    fields |= {"use_class_token": False, "use_mask_token": True, "pooling": "none", "num_labels": pixels}
-    return PlainViTConfig(**fields)
+    return PlainViTConfig(
+        image_size=(1, tokens), patch_size=1, num_channels=encoder.hidden_size, patch_projection="linear",
+        use_class_token=False, use_mask_token=True, pooling="none", num_labels=pixels,
+        layer_norm_eps=encoder.layer_norm_eps, initialization=encoder.initialization, **fields,
+    )  # fmt: skip
 
 
 def decoder_in(

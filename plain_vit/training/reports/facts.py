@@ -164,7 +164,7 @@ def report_facts(
         "best evaluation": best_evaluation(loop),
         "images per second": f"{results['images_per_second']:.0f}, while training",
         "waiting for data": f"{results['waiting_for_data']:.0%} of that time",
-        "FLOPs per image": f"{results['flops_per_image'] / 1e9:.3g} G, forward and backward",
+        **({} if loop.flops is None else {"FLOPs per image": f"{loop.flops / 1e9:.3g} G, forward and backward"}),
         **speed_text(results),
         "seconds in all": results["seconds"],
     }
