@@ -21,7 +21,7 @@ from .open import inspect_checkpoint
 from .plan import ConversionPlan
 from .registry import format_named
 from .report import Converted
-from .tables.compare_modules import MASKED, lost_fields
+from .tables.compare_modules import MASKED, RATES, lost_fields
 from .tables.engine import revert
 from .tables.format import Format, Hints, StateDict
 from .unseen import Described, class_names, unseen_differences
@@ -81,7 +81,8 @@ def to_checkpoint(
         sources: Files and folders that the model came from, which the output must not replace.
         drop: Parts to drop if the target cannot represent them, as named in `DROPPABLE`.
         into: The checkpoint of a larger model, a folder or file of safetensors or a GGUF file, that contains such a
-            model: a copy of it is written, with this model in place of its own and everything else byte for byte.
+            model: a copy of it is written, with this model in place of its own and everything else byte for byte. A
+            classifier that was added is left out.
         into_key: The place in that checkpoint, such as "model.vision_tower", if it contains several models.
 
     Returns:
@@ -108,14 +109,16 @@ def to_checkpoint(
     ours = Described(config, image_processor)
     staging = staged_file if is_file else staged_folder
     kept = () if into is None else (into,)
+    dropped = {name: DROPPABLE[name] for name in drop}
     with staging(path, force=force, sources=(*sources, *kept)) as staged, naming_droppable_parts(config):
         if into is None:
             written = target.write(config, tensors, staged, image_processor, layout)
         else:
-            written = _write_into_copy(target, ours, tensors, staged, Path(into), layout, into_key)
+            written, has_classifier = _write_into_copy(target, ours, tensors, staged, Path(into), layout, into_key)
+            dropped |= {"classifier": "the larger model has no such part"} if has_classifier else {}
         has_processor = not target.suffixes
         changed = changed_by_writing(staged, ours, layout=written or layout, has_processor=has_processor, key=into_key)
-    return Export(os.fspath(path), format, {name: DROPPABLE[name] for name in drop}, changed)
+    return Export(os.fspath(path), format, dropped, changed)
 
 
 def _write_into_copy(
@@ -126,8 +129,12 @@ def _write_into_copy(
     whole: Path,
     layout: str | None,
     key: str | None,
-) -> str | None:
-    """Write a copy of a larger checkpoint with our model in place of its own, and return the layout there."""
+) -> tuple[str | None, bool]:
+    """Write a copy of a larger checkpoint with our model in place of its own.
+
+    Returns:
+        The layout there, and whether our model has a classifier that is left out, as the larger model has none.
+    """
     whole = Path(os.path.realpath(whole))
     try:
         plan, _ = _inspect_as(model, whole, layout, key, target.name)
@@ -136,11 +143,16 @@ def _write_into_copy(
             raise
         places = " or ".join(f"into_key={place!r}" for place in error.candidates["key"])
         raise ExportError(f"{whole} contains several models: give {places}") from error
-    if lost := lost_fields(model.config, lambda: plan.description.config):
+    there, config = plan.description.config, copy.deepcopy(model.config)
+    vars(config).update({name: getattr(there, name) for name in RATES})
+    if drops_classifier := bool(config.num_labels and not there.num_labels):
+        config.num_labels = 0
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("classifier.")}
+    if lost := lost_fields(config, lambda: there):
         raise ExportError(f"the model in {whole} is another one:", lost)
     plan.check()
     faults, held = [], list[tuple[Place, torch.Tensor]]()
-    for name, tensor in revert(plan.rows, tensors, model.config).items():
+    for name, tensor in revert(plan.rows, tensors, config).items():
         place = plan.tensors.entries[name].place
         if place is None:
             faults.append(f"{name!r} is quantised, or in a file of torch")
@@ -162,7 +174,7 @@ def _write_into_copy(
         with open(staged / place.path.relative_to(whole), "r+b") as file:
             file.seek(place.offset)
             file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return plan.description.layout
+    return plan.description.layout, drops_classifier
 
 
 def changed_by_writing(

@@ -26,6 +26,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from plain_vit import (
+    PlainViTConfig,
     PlainViTForImageClassification,
     PlainViTForMaskedImageModeling,
     PlainViTImageProcessor,
@@ -792,7 +793,7 @@ def test_no_image_is_prepared_at_the_size_that_a_file_says(tmp_path: Path, monke
 @pytest.mark.slow(quick=["LlavaForConditionalGeneration", "Qwen3VLForConditionalGeneration"])
 @pytest.mark.parametrize("case", COMPOSITES)
 def test_a_tuned_tower_goes_into_a_copy_of_the_whole_model(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     whole, tuned = tmp_path / "whole", tmp_path / "tuned"
@@ -813,6 +814,33 @@ def test_a_tuned_tower_goes_into_a_copy_of_the_whole_model(
     again = from_checkpoint(tuned).model.state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
     assert not any(torch.equal(again[name], before[name]) for name in before)
+    if case == "LlavaForConditionalGeneration":  # as the fine-tuning script saves it
+        names = {number: str(number) for number in range(7)}
+        config = PlainViTConfig.from_dict({**model.config.to_dict(), "id2label": names, "drop_path_rate": 0.1})
+        classifier = PlainViTForImageClassification(config)
+        classifier.vit.load_state_dict(model.state_dict())
+        classifier.save_pretrained(tmp_path / "classifier")
+        words = ["classifier", "from_classifier", "--to", "transformers", "--into", "whole"]
+        assert main(["export", *words]) == 0
+        assert "the larger model has no such part" in capsys.readouterr().out
+        for path in tuned.iterdir():
+            assert path.read_bytes() == Path("from_classifier", path.name).read_bytes()
+
+
+def test_a_tuned_tower_goes_into_a_copy_of_one_file_of_any_source(tmp_path: Path) -> None:
+    module = randomize_(timm.create_model("test_vit", num_classes=5)).eval()
+    tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
+    save_file(
+        {f"tower.{name}": one for name, one in tensors.items()} | {"rest": torch.ones(2)}, tmp_path / "a.safetensors"
+    )
+    model = from_module(module)
+    for tensor in model.state_dict().values():
+        tensor.mul_(2)
+    key = {"into": tmp_path / "a.safetensors", "into_key": "tower"}
+    to_checkpoint(model, tmp_path / "b.safetensors", format="timm", **key)
+    found = load_file(tmp_path / "b.safetensors")
+    assert torch.equal(found.pop("rest"), torch.ones(2))
+    assert all(torch.equal(found[f"tower.{name}"], 2 * one) for name, one in tensors.items())
 
 
 def test_no_tower_goes_into_a_file_of_torch_or_beside_another_model(tmp_path: Path) -> None:

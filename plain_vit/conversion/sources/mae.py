@@ -36,9 +36,10 @@ def decoder_config(encoder: PlainViTConfig, tokens: int, pixels: int, **fields: 
         pixels: values of a patch.
         **fields: `hidden_size`, `num_hidden_layers`, `num_attention_heads` and `intermediate_size`.
     """
+    fields |= {"num_labels": pixels}  # no field of its own
     return PlainViTConfig(
         image_size=(1, tokens), patch_size=1, num_channels=encoder.hidden_size, patch_projection="linear",
-        use_class_token=False, use_mask_token=True, pooling="none", num_labels=pixels,
+        use_class_token=False, use_mask_token=True, pooling="none",
         layer_norm_eps=encoder.layer_norm_eps, initialization=encoder.initialization, **fields,
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ import torch
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError, UnknownFormatError, few
-from ..tables.compare_modules import lost_fields
+from ..tables.compare_modules import RATES, lost_fields
 from ..tables.engine import (
     ADD_FIRST_AXIS,
     IDENTITY,
@@ -41,7 +41,6 @@ from ..tables.format import (
 )
 from .timm.source import TIMM
 from .torchvision.source import TORCHVISION
-from .vit_pytorch.tables import RATES
 
 # (L, 1, D) in the code base, (1, L, D) in the other source, and the reverse.
 SEQUENCE_FIRST = each(

@@ -28,6 +28,11 @@ NEUTRAL_FIELDS = {
     "initialization", "initializer_range", "zero_init_classifier", "reconstruction_target", "image_mean", "image_std",
     "apply_layernorm", "reshape_hidden_states", "_out_features", "_out_indices", "position_resampling",
 }  # fmt: skip
+# Fields of the config that affect training alone.
+RATES = {
+    "hidden_dropout_prob", "embedding_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob",
+    "drop_path_rate", "patch_dropout_prob",
+}  # fmt: skip
 
 
 MASKED = "PlainViTForMaskedImageModeling"

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from ....configuration_plain_vit import PlainViTConfig
 from ....errors import ExportError
-from ...tables.compare_modules import NEUTRAL_FIELDS
+from ...tables.compare_modules import NEUTRAL_FIELDS, RATES
 from ...tables.engine import (
     ADD_FIRST_AXIS,
     ADD_TWO_AXES,
@@ -217,14 +217,10 @@ def choose_layout(config: PlainViTConfig, layout: str) -> Layout:
     return target
 
 
-# Fields that need no check: sizes, which follow from the state dict, and rates that matter only in training.
+# Fields that need no check: sizes, which follow from the state dict.
 SIZES = {
     "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size", "image_size",
     "patch_size", "num_channels",
-}  # fmt: skip
-RATES = {
-    "hidden_dropout_prob", "embedding_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob",
-    "drop_path_rate", "patch_dropout_prob",
 }  # fmt: skip
 NEEDED = {REGISTERS: "num_register_tokens", HIDDEN: "representation_size"}
 
