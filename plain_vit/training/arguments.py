@@ -92,7 +92,8 @@ class Group:
         for name, numbers in ranges_of(kind).items():
             value = getattr(self, name)
             for number in value if isinstance(value, list) else [value]:
-                if numbers is not None and number not in (None, "auto") and number not in numbers:
+                is_free = number is None or (name, number) == ("learning_rate", "auto")
+                if numbers is not None and not is_free and number not in numbers:
                     raise TrainingError(f"{name} is {value}: expected {numbers.text}.")
 
 

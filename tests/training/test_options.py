@@ -33,7 +33,7 @@ from plain_vit import PlainViTForImageClassification, PlainViTImageProcessor
 from plain_vit.errors import DataError, TrainingError
 from plain_vit.initialization_plain_vit import INITIALIZATIONS
 from plain_vit.training import optimization
-from plain_vit.training.arguments import Initialization, as_yaml, check_options, parse_arguments
+from plain_vit.training.arguments import ClassifierOptions, Initialization, as_yaml, check_options, parse_arguments
 from plain_vit.training.data.augmentation import input_size, training_transform
 from plain_vit.training.hardware.memory import fitting_accumulation, training_trial
 from plain_vit.training.learner import Learner
@@ -794,3 +794,10 @@ def test_other_errors_than_memory_are_not_taken_for_it_and_no_image_at_all_is_re
     wrong = training_trial(small_vit(num_channels=1), accelerator, noise)
     with pytest.raises(ValueError, match="expected .batch, 1, height"):
         fitting_accumulation(wrong, accelerator, images=4)
+
+
+def test_only_the_learning_rate_may_be_found_automatically():
+    where = {"model": "model", "dataset": "digits", "output_dir": "run"}
+    assert ClassifierOptions(**where, learning_rate="auto").learning_rate == "auto"
+    with pytest.raises(TypeError):
+        ClassifierOptions(**where, batch_size="auto")
