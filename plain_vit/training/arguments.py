@@ -956,15 +956,21 @@ def _command_with_hints(arguments: Any) -> list[str]:
 def _end_with(error: PlainViTError) -> NoReturn:
     """Exit with an error in one line.
 
-    Under torchrun, whose summary shows the error file of each process, only the first process prints the line.
+    Under torchrun, whose summary shows the error file of each process, only the process that fails first prints the
+    line: torchrun stops the others as soon as one has ended, be it the main one.
     """
     line = told(error)
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    is_first = True
     if file:
+        try:
+            Path(file).parents[1].joinpath("printed").touch(exist_ok=False)  # beside the folders of all processes
+        except OSError as failure:
+            is_first = not isinstance(failure, FileExistsError)
         content = {"message": line, "extraInfo": {"py_callstack": line, "timestamp": str(int(time.time()))}}
         with suppress(OSError):
             Path(file).write_text(json.dumps({"message": content}), encoding="utf-8")
-    if not file or os.environ.get("RANK", "0") == "0":
+    if is_first:
         print(line, file=sys.stderr, flush=True)
     sys.exit(error.exit_code)
 

@@ -420,6 +420,20 @@ def test_disk_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
 # Several processes
 
 
+def test_under_torchrun_the_first_process_to_fail_prints_the_line(tmp_path, monkeypatch, capsys):
+    command = ["finetune", "--model", str(tmp_path), "--dataset", "./nowhere", "--output_dir", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", command)
+    for rank, lines in (("1", 1), ("0", 0)):  # torchrun ends a process that is slower, even the main one
+        file = tmp_path / "attempt_0" / rank / "error.json"
+        file.parent.mkdir(parents=True)
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit):
+            script.main()
+        assert capsys.readouterr().err.count("There is no file or folder ./nowhere") == lines
+        assert "./nowhere" in file.read_text(), "for the summary of torchrun"
+
+
 @pytest.mark.slow
 def test_one_line_stays_visible_under_torchrun(tmp_path):
     process = start(SCRIPT, TORCHRUN, model=tmp_path, dataset="./nowhere", output_dir=tmp_path / "run")
