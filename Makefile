@@ -22,14 +22,18 @@ export HF_HUB_OFFLINE := 1
 # Images of containers often set this; without compiled files every process would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Slow tests wait for servers, launchers and processes: a third worker on two cores uses what they leave.
+WORKERS = $(shell $$(command -v nproc || echo getconf _NPROCESSORS_ONLN) | awk '{ print ($$1 < 3) ? 3 : $$1 }')
 MINUTES = 10
 GPU_PYTHON = $(firstword $(wildcard $(BIN)/python) $(PYTHON))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-nightly test-floors test-year coverage space test-space table architectures bench gpu quality style wheel try-wheel docs clean
+.PHONY: help environments install demo test test-all test-nightly test-floors test-year coverage space test-space table architectures bench gpu quality style wheel try-wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+environments: $(TRANSFORMERS_TESTS) $(FLOORS)/.installed $(YEAR)/.installed $(SPACE)/.installed
 
 install: $(TRANSFORMERS_TESTS) ## set up .venv, and the old vit-pytorch releases, torchao and trained weights in .peers
 
@@ -40,7 +44,7 @@ test: $(TRANSFORMERS_TESTS) ## run the default tests
 	$(BIN)/python -m pytest -n auto --durations 20 --minutes 5
 
 test-all: test-floors test-year test-space test ## run all tests, also with older releases
-	$(BIN)/python -m pytest -n auto -m slow --durations 20 --minutes 20
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow --durations 20 --minutes 20
 
 test-nightly: $(TRANSFORMERS_TESTS) $(FLOORS)/.installed ## run all tests with many more generated inputs and whole tables, in an order of the day; takes hours
 	$(FLOORS)/bin/python -m pytest -n auto -m slow --durations 20 $(TESTS)
