@@ -79,6 +79,7 @@ class Learner:
         self.sharded: ShardedState | None = None
         self.closures: list[Callable[[], torch.Tensor]] = []  # one per micro-batch of the current step
         self.grad_norm = torch.zeros(())  # of the last step, before clipping
+        self.clipped_norm = torch.zeros(())  # of the last measured step, after clipping
         self.skipped = False  # whether the last step was left out
         self.measures_update = False  # in this step
         self.update_ratios: dict[str, torch.Tensor] = {}  # of the last measured step, by parameter group
@@ -148,12 +149,14 @@ class Learner:
         self.optimizer.zero_grad()
 
     def _update(self) -> None:
-        """Update the weights; measure the norm of the update of each group, divided by that of its weights before.
+        """Update the weights; measure the gradients, and each group's update divided by the norm of its weights before.
 
         Copies of the weights are made when the activations are no longer in memory.
         """
         measured = self.optimizer.param_groups if self.measures_update and self.accelerator.sync_gradients else []
         before = [[weight.detach().clone() for weight in group["params"]] for group in measured]
+        if measured:
+            self.clipped_norm = _whole(_norm_of_gradients(self.model))
         self.optimizer.step()
         for group, weights in zip(measured, before, strict=True):
             norm = _whole(nn.utils.get_total_norm(weights))
@@ -174,7 +177,7 @@ class Learner:
         if most and self.options.clip_mode == "norm":
             return self.accelerator.clip_grad_norm_(parameters, most)
         self.accelerator.unscale_gradients()
-        norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+        norm = _norm_of_gradients(self.model)
         if most:
             clip_adaptively(parameters[:-2], most)
         return norm
@@ -194,6 +197,10 @@ class Learner:
         """Update the moving average."""
         if self.average is not None:
             self.average.update_parameters(self.accelerator.unwrap_model(self.model))
+
+
+def _norm_of_gradients(model: nn.Module) -> torch.Tensor:
+    return nn.utils.get_total_norm([weight.grad for weight in model.parameters() if weight.grad is not None])
 
 
 def _whole(norm: torch.Tensor) -> torch.Tensor:

@@ -596,6 +596,8 @@ class Loop(Generic[ResultT]):
         values = self._means(self.window)
         logged = {f"train_{name}": value for name, value in values.items()}
         logged["grad_norm"] = float(self.learner.grad_norm)  # before clipping
+        if self.options.max_grad_norm:
+            logged["grad_norm_clipped"] = float(self.learner.clipped_norm)
         logged |= self.learner.describe_groups()
         finite = {name: value for name, value in logged.items() if math.isfinite(value)}
         self.run.log(step=self.step, learning_rate=self.learning_rate, **finite)

@@ -47,6 +47,23 @@ def test_adaptive_clipping_is_timm_s(scale):
         torch.testing.assert_close(parameter.grad, expected.grad)
 
 
+@pytest.mark.parametrize("clipping", [{"max_grad_norm": 0.3}, {"max_grad_norm": 0.01, "clip_mode": "agc"}], ids=str)
+def test_the_norm_after_clipping_is_of_the_gradients_that_are_applied(clipping):
+    options = LoopOptions(
+        output_dir="run", optimizer="sgd", momentum=0.0, learning_rate=0.1, weight_decay=0.0, **clipping
+    )
+    model = small_vit(num_hidden_layers=2)
+    learner = Learner(model, options, Accelerator(cpu=True))
+    learner.prepare()
+    before = copy.deepcopy(model)
+    learner.measures_update = True
+    learner.learn(loss := model(torch.randn(3, 3, 24, 16)).logits.square().sum(), closure=lambda: loss)
+    moved = [(old - new).detach() for old, new in zip(before.parameters(), model.parameters(), strict=True)]
+    applied = float(torch.cat([each.flatten() for each in moved]).norm()) / 0.1
+    assert float(learner.clipped_norm) == pytest.approx(applied, rel=1e-4)
+    assert applied < 0.5 * float(learner.grad_norm)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 def test_update_ratios_compare_the_weights_of_each_group_before_and_after(optimizer):
     options = LoopOptions(output_dir="run", optimizer=optimizer, learning_rate=0.01, weight_decay=0.1)
