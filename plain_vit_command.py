@@ -24,7 +24,7 @@ from typing import Any
 PREFIXES = ("timm", "torchvision", "open_clip", "hf", "plain_vit")  # of the names of models
 FORMATS = (
     *("timm", "vit_pytorch", "torchvision", "transformers", "open_clip", "google", "gguf"),
-    *("openmmlab", "swag", "kornia", "monai"),
+    *("openmmlab", "swag", "kornia", "monai", "segment_anything"),
 )
 ENGINES = ("onnx", "openvino")
 FOLDERS = ("timm", "transformers", *ENGINES)  # whose exports are folders

@@ -307,14 +307,17 @@ class SourcePreprocessing(BaseImageProcessor, ABC):
         elif size.shortest_edge:
             longer = int(size.shortest_edge * max(height, width) / min(height, width))
             sides = (size.shortest_edge, longer) if height <= width else (longer, size.shortest_edge)
+        elif size.longest_edge:
+            scale = size.longest_edge / max(height, width)
+            sides = int(height * scale + 0.5), int(width * scale + 0.5)  # half up, as in Segment Anything
         elif size.max_height and size.max_width:
             sides = get_image_size_for_max_height_width((height, width), size.max_height, size.max_width)
         elif size.height and size.width:
             sides = size.height, size.width
         else:
             raise ValueError(
-                f"size is {size}: expected height and width, shortest_edge with or without longest_edge, or max_height "
-                "and max_width"
+                f"size is {size}: expected height and width, shortest_edge or longest_edge or both, or max_height and "
+                "max_width"
             )
         if min(sides) < 1:
             raise ValueError(f"an image of {height}x{width} pixels has no pixel left at {sides[0]}x{sides[1]}")

@@ -319,7 +319,7 @@ def _card(folder: Path, facts: ModelFacts) -> str:
     tensors = checkpoint.tensors.meta().values()
     labels = [str(label) for _, label in sorted((config.id2label or {}).items())] if classifies else []
     prepared = checkpoint.preprocessor_config or {}
-    edges = prepared.get("size") if not prepared.get("do_center_crop") else None
+    edges = prepared.get("size") if not (prepared.get("do_center_crop") or prepared.get("pad_size")) else None
     many_sizes = bool(prepared.get("max_num_patches")) or (isinstance(edges, Mapping) and "longest_edge" in edges)
     card = ModelCard.from_template(
         _metadata(name, classifies, facts),

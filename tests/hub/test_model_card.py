@@ -154,6 +154,16 @@ def test_a_model_without_a_classifier_is_a_feature_extractor(tmp_path: Path) -> 
     assert "Preprocessing" not in card
 
 
+@pytest.mark.parametrize(
+    "settings, size",
+    [({}, "many sizes"), ({"do_pad": True, "pad_size": {"height": 24, "width": 56}}, "24 x 56 pixels")],
+)
+def test_images_that_are_padded_have_one_size(settings: dict[str, Any], size: str, folder: Path) -> None:
+    PlainViTImageProcessor(size={"longest_edge": 32}, **settings).save_pretrained(folder)
+    write_card(folder, ModelFacts())
+    assert size in card_of(folder)
+
+
 def test_an_edited_page_is_never_overwritten(folder: Path) -> None:
     write_card(folder, FACTS)
     assert untouched(card_of(folder))

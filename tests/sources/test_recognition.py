@@ -13,6 +13,7 @@ import safetensors.torch
 import timm
 import torch
 import vit_pytorch
+from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torchvision.models import VisionTransformer
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -37,6 +38,9 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
                   patch_size=4, num_labels=5)
     ),
     "open_clip": lambda: open_clip.transformer.VisionTransformer(16, 4, 24, 2, 3, 2.0, output_dim=7),
+    "segment_anything": lambda: VisionTransformerSAM(
+        img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3, window_size=3, use_rel_pos=True, num_classes=0
+    ),
 }  # fmt: skip
 HINTS: dict[str, dict[str, Any]] = {
     "vit_pytorch": {"num_attention_heads": 3, "image_size": 16, "patch_size": 4},

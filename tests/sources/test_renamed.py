@@ -1,14 +1,30 @@
 """Code bases whose models are those of another source under other names: numbers, the way back, questions, refusals."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import PIL.Image
 import pytest
+import timm.data
 import torch
+from timm.models import save_for_hf
+from timm.models.vision_transformer_sam import VisionTransformerSAM, checkpoint_filter_fn
+from torch import nn
 
 from plain_vit.conversion import from_checkpoint, from_module, to_checkpoint, to_module
 from plain_vit.conversion.sources.renamed import RENAMED
-from plain_vit.errors import AmbiguousCheckpointError, CheckpointError, ExportError, MappingError, UnknownFormatError
+from plain_vit.errors import (
+    AmbiguousCheckpointError,
+    CheckpointError,
+    ExportError,
+    MappingError,
+    PlainViTError,
+    UnknownFormatError,
+)
+from tests.conftest import randomize_
 from tests.sources.code_bases import CODE_BASES, CodeBase, ViT
 from tests.tiny import build, difference, pixels
 
@@ -79,7 +95,9 @@ LOST: dict[str, dict[str, Any]] = {  # what each can represent with tensors, and
     "swag": {"layer_norm_eps": 1e-5},
     "kornia": {"hidden_act": "relu", "pooling": "none", "num_labels": 0},
     "monai": {"layer_norm_eps": 1e-6},
-}
+    "segment_anything": {"layer_norm_eps": 1e-5, "use_class_token": False, "final_norm": "none", "num_labels": 0,
+                         "pooling": "mean", "relative_position_bias": {"type": "decomposed"}},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("format", [one.name for one in RENAMED])
@@ -150,6 +168,95 @@ def test_a_gated_mlp_goes_to_mmpretrain_and_back(tmp_path: Path) -> None:
     opened = from_checkpoint(tmp_path / "out.pth", **{name: getattr(model.config, name) for name in asked})
     assert opened.report.layout == layout
     assert all(torch.equal(tensor, opened.model.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+# Segment Anything: timm reads its files too, and has the same encoder
+
+
+def encoder_of_timm(**others: Any) -> VisionTransformerSAM:
+    """Return timm's encoder with windows that its grid is no multiple of, in layers 0 and 2."""
+    settings: dict[str, Any] = {"img_size": 96, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3,
+                                "window_size": 5, "global_attn_indexes": (1,), "use_rel_pos": True, "neck_chans": 8,
+                                "num_classes": 0, "norm_layer": partial(nn.LayerNorm, eps=1e-6)}  # fmt: skip
+    module = VisionTransformerSAM(**settings | others).eval()
+    randomize_(module)
+    return module
+
+
+def names_of_sam(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {prefix + name.replace("mlp.fc", "mlp.lin"): tensor for name, tensor in state.items()}
+
+
+SAM_FILES: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] = {
+    "sam": lambda state: (
+        names_of_sam(state, "image_encoder.")
+        | {"prompt_encoder.no_mask_embed.weight": torch.ones(1, 8), "mask_decoder.iou_token.weight": torch.ones(1, 8)}
+    ),
+    "sam_encoder": lambda state: names_of_sam(state, ""),
+    "timm": lambda state: state,
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"global_attn_indexes": ()}, {"window_size": 0, "qkv_bias": False},
+                                      {"img_size": 40}, {"img_size": 24}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("layout", SAM_FILES)
+def test_a_file_of_segment_anything_shows_everything(layout: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    module = encoder_of_timm(**settings)
+    torch.save(SAM_FILES[layout](module.state_dict()), tmp_path / "sam.pth")
+    peer = encoder_of_timm(**settings)
+    peer.load_state_dict(
+        module.state_dict() if layout == "sam_encoder" else checkpoint_filter_fn(torch.load(tmp_path / "sam.pth"), peer)
+    )
+    opened = from_checkpoint(tmp_path / "sam.pth", verify=True)
+    assert (opened.report.format, opened.report.layout) == ("segment_anything", layout)
+    images = pixels(2, *opened.model.config.image_shape)
+    with torch.no_grad():
+        tokens, (ours, _) = peer.patch_embed(images) + peer.pos_embed, output_of(opened.model, images)
+        for block, found in zip(peer.blocks, ours, strict=True):
+            tokens = block(tokens)
+            assert difference(found, tokens.flatten(1, 2)) <= TOLERANCE
+    to_checkpoint(opened.model, tmp_path / "back.pth", format="segment_anything", layout=layout)
+    back, state = torch.load(tmp_path / "back.pth"), torch.load(tmp_path / "sam.pth")
+    assert all("neck" in name or name.startswith(("prompt_", "mask_")) for name in state.keys() - back.keys())
+    assert all(torch.equal(state[name], tensor) for name, tensor in back.items())
+
+
+@pytest.mark.parametrize("width, height", [(137, 61), (50, 99), (192, 35), (20, 31), (96, 96)])
+def test_pixels_are_those_of_segment_anything(width: int, height: int, tmp_path: Path) -> None:
+    torch.save(SAM_FILES["sam"](encoder_of_timm().state_dict()), tmp_path / "sam.pth")
+    processor = from_checkpoint(tmp_path / "sam.pth").image_processor
+    image = PIL.Image.effect_noise((width, height), 60).convert("RGB")
+    scale = 96 / max(width, height)  # as in `ResizeLongestSide` and `Sam.preprocess`, with its levels of 255
+    sides = int(width * scale + 0.5), int(height * scale + 0.5)
+    resized = torch.from_numpy(np.array(image.resize(sides, PIL.Image.Resampling.BILINEAR))).permute(2, 0, 1)
+    mean, std = (torch.tensor(level)[:, None, None] for level in ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]))
+    expected = nn.functional.pad((resized - mean) / std, (0, 96 - sides[0], 0, 96 - sides[1]))
+    assert difference(processor(image, return_tensors="pt").pixel_values[0], expected) <= TOLERANCE
+
+
+def test_a_folder_of_timms_sam_opens_with_its_pixels(tmp_path: Path) -> None:
+    module: Any = timm.create_model(
+        "samvit_base_patch16", img_size=96, embed_dim=24, depth=3, num_heads=3, window_size=4
+    )
+    save_for_hf(randomize_(module), tmp_path, model_args={"img_size": 96})
+    opened = from_checkpoint(tmp_path)
+    transform: Any = timm.data.create_transform(**timm.data.resolve_data_config({"img_size": 96}, model=module))
+    image = PIL.Image.effect_noise((150, 130), 60).convert("RGB")
+    assert torch.equal(opened.image_processor(image, return_tensors="pt").pixel_values[0], transform(image))
+
+
+@pytest.mark.parametrize(
+    "settings, error",
+    [({"use_rel_pos": False}, "names of segment_anything"),
+     ({"use_rel_pos": False, "use_rope": True}, "names of segment_anything"),
+     ({"qk_norm": True}, "q_norm"), ({"num_classes": 7}, "head of segment_anything is not one that opens")], ids=str
+)  # fmt: skip
+def test_another_encoder_than_segment_anythings_is_refused(
+    settings: dict[str, Any], error: str, tmp_path: Path
+) -> None:
+    torch.save(encoder_of_timm(**settings).state_dict(), tmp_path / "timm.pth")
+    with pytest.raises(PlainViTError, match=error):
+        from_checkpoint(tmp_path / "timm.pth", format="segment_anything")
 
 
 def test_live_modules_are_refused_both_ways() -> None:

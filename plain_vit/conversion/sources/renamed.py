@@ -12,6 +12,7 @@ import torch
 
 from ...configuration_plain_vit import PlainViTConfig
 from ...errors import AmbiguousCheckpointError, CheckpointError, ExportError, UnknownFormatError, few
+from ...image_processing_plain_vit import PlainViTImageProcessor
 from ..tables.compare_modules import RATES, lost_fields
 from ..tables.engine import (
     ADD_FIRST_AXIS,
@@ -20,6 +21,7 @@ from ..tables.engine import (
     Row,
     Transform,
     each,
+    ignored_names,
     inverse,
     revert,
     sources_of,
@@ -39,8 +41,10 @@ from ..tables.format import (
     StateDict,
     write_state_dict,
 )
+from ..tables.pixels import IMAGENET_MEAN, IMAGENET_STD
 from .timm.source import TIMM
 from .torchvision.source import TORCHVISION
+from .transformers.source import TRANSFORMERS
 
 # (L, 1, D) in the code base, (1, L, D) in the other source, and the reverse.
 SEQUENCE_FIRST = each(
@@ -61,6 +65,9 @@ class RenamedFormat(FileFormat):
         adapt: Adds what the other source lacks to the config, given the names that `base` has, or refuses the model.
         heads: Modules of the classifier.
         ignored: Patterns of names that the code does not read, each with the reason.
+        mark: End of a name that every file has, if the other names are those of another source too.
+        base_layout: Layout of `base`, if it is not that of the code base.
+        processor: Returns the image processor of the code base, if its code has one.
     """
 
     name: str
@@ -71,6 +78,9 @@ class RenamedFormat(FileFormat):
     adapt: Callable[[PlainViTConfig, Collection[str]], None] = lambda config, names: None
     heads: tuple[str, ...] = ()
     ignored: Sequence[tuple[str, str]] = ()
+    mark: str = ""
+    base_layout: str | None = None
+    processor: Callable[[PlainViTConfig], Any] | None = None
     suffixes: tuple[str, ...] = (".pth", ".pt", ".safetensors")
 
     def layout_of(self, names: Collection[str]) -> str:
@@ -86,7 +96,12 @@ class RenamedFormat(FileFormat):
         """Return whether a state dict has the names of the code base: most of those in the modules that it shares."""
         known = self._known(self.layout_of(names), names)
         unknown = len(names) - len(known) - len(self._outside(known, names))
-        return unknown <= len(known) and self.base.matches_names({name for one in known.values() for name in one})
+        is_marked = any(name.endswith(self.mark) for name in known)
+        return (
+            is_marked
+            and unknown <= len(known)
+            and self.base.matches_names({name for one in known.values() for name in one})
+        )
 
     def _outside(self, known: Collection[str], names: Collection[str]) -> list[str]:
         modules = {name.partition(".")[0] for name in known} | {*self.heads}
@@ -96,7 +111,8 @@ class RenamedFormat(FileFormat):
         """Return the names outside the modules that the layout has."""
         if not self.matches_names(names):
             return []
-        return self._outside(self._known(self.layout_of(names), names), names)
+        outside = self._outside(self._known(self.layout_of(names), names), names)
+        return [name for name in outside if name not in ignored_names(outside, self.ignored)]
 
     def classifiers(self, tensors: StateDict) -> list[str]:
         """Return none: a classifier has the names of a table, or else `describe_checkpoint` refuses it."""
@@ -122,19 +138,32 @@ class RenamedFormat(FileFormat):
             raise AmbiguousCheckpointError(message, error.otherwise or error.candidates) from error
         vars(found.config).update(self.fields)
         self.adapt(found.config, renamed)
-        told = {one.field for one in found.inferences} | hints.given().keys()
+        said = hints.given().keys()
+        inferences = [one for one in found.inferences if one.field not in {*self.fixed, "layout"} - said]
+        told = {one.field for one in inferences} | said | {"architecture"}
         code = [
             Inference(name, value, f"the code of {self.name}, the only value there")
             for name, value in {**self.fixed, **self.fields}.items()
             if name not in told and (name in UNSEEN or getattr(found.config, name, value) == value)
         ]
-        return Description(found.config, layout, [*found.inferences, *code], self.ignored)
+        return Description(found.config, layout, [*inferences, *code], self.ignored)
+
+    def image_processor(
+        self, config: PlainViTConfig, settings: Mapping[str, Any], preprocessor: Mapping[str, Any], hints: Hints
+    ) -> tuple[Any, Sequence[str]]:
+        """Return the image processor of timm's `config.json`, if there is one, or else of the code, or a default."""
+        if "architecture" in settings:
+            return TIMM.image_processor(config, {**settings, "architecture": None}, preprocessor, hints)
+        if self.processor is None or hints.image_mean is not None:
+            return super().image_processor(config, settings, preprocessor, hints)
+        return self.processor(config), [f"pixels are prepared as the code of {self.name} does"]
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the other source's table with the names of the code base."""
         layout = layout or next(iter(self.tables))
         table = {row.targets[0]: row for row in self.tables[layout]}
-        return [renamed for row in self.base.rows(config, layout) for renamed in _renamed(row, table)]
+        rows = self.base.rows(config, self.base_layout or layout)
+        return [renamed for row in rows for renamed in _renamed(row, table)]
 
     def write(
         self, config: PlainViTConfig, tensors: StateDict, path: Path, image_processor: Any | None, layout: str | None
@@ -361,4 +390,49 @@ MONAI = RenamedFormat(
     ignored=(("blocks.*.cross_attn.*", "attends to a context, which ViT has not"),),
 )
 
-RENAMED = (OPENMMLAB, SWAG, KORNIA, MONAI)
+# Segment Anything. Source: facebookresearch/segment-anything, `modeling/image_encoder.py`; timm 1.0.31,
+# `models/vision_transformer_sam.py`, which has the same modules.
+
+SAM_ROWS = [
+    Row("pos_embed", "pos_embed"),
+    Row("patch_embed.proj", "patch_embed.projection"),
+    Row("blocks.{}.norm1", "layers.{}.layer_norm1"),
+    Row("blocks.{}.norm2", "layers.{}.layer_norm2"),
+    *(Row(f"blocks.{{}}.{name}", f"layers.{{}}.{name}")
+      for name in ("attn.qkv", "attn.proj", "attn.rel_pos_h", "attn.rel_pos_w")),
+]  # fmt: skip
+
+
+def _sam_processor(config: PlainViTConfig) -> PlainViTImageProcessor:
+    """Return a processor that resizes the longer side, and pads the shorter one at its end after normalisation."""
+    height, width = config.image_shape
+    return PlainViTImageProcessor(
+        size={"longest_edge": max(height, width)}, do_pad=True, pad_size={"height": height, "width": width},
+        image_mean=IMAGENET_MEAN, image_std=IMAGENET_STD,
+    )  # fmt: skip
+
+
+SAM_MLP, TIMM_MLP = (
+    [Row(f"blocks.{{}}.mlp.{name}{one}", f"layers.{{}}.mlp.lin{one}") for one in (1, 2)] for name in ("lin", "fc")
+)
+SEGMENT_ANYTHING = RenamedFormat(
+    name="segment_anything",
+    base=TRANSFORMERS,
+    tables={
+        "sam": _under("image_encoder.", [*SAM_ROWS, *SAM_MLP]),
+        "sam_encoder": [*SAM_ROWS, *SAM_MLP],
+        "timm": [*SAM_ROWS, *TIMM_MLP],
+    },
+    heads=("head",),
+    fixed={"architecture": "SamVisionModel", "layer_norm_eps": 1e-6, "hidden_act": "gelu"},
+    ignored=(
+        ("*neck.*", "the convolutions after the encoder"),
+        ("prompt_encoder.*", "a part beside the image encoder"),
+        ("mask_decoder.*", "a part beside the image encoder"),
+    ),
+    mark=".attn.rel_pos_h",
+    base_layout="SamVisionModel bare",
+    processor=_sam_processor,
+)
+
+RENAMED = (OPENMMLAB, SWAG, KORNIA, MONAI, SEGMENT_ANYTHING)

@@ -36,7 +36,8 @@ from .plain.source import IGNORED, VISION_TRANSFORMER
 from .tables import own_parts, parts_of
 
 # Of towers of transformers, whose other names are timm's too.
-OTHERS = {*(f"merger.{name}.weight" for name in ("norm", "ln_q", "post_projection_norm")), "blocks.0.mlp.c_fc.weight"}
+OTHERS = {*(f"merger.{name}.weight" for name in ("norm", "ln_q", "post_projection_norm")), "blocks.0.mlp.c_fc.weight",
+          "blocks.0.attn.rel_pos_h"}  # fmt: skip
 # Datasets that timm identifies by their number of classes.
 IMAGENETS = {
     1000: "imagenet-1k",

@@ -39,6 +39,7 @@ CHANNELS = (3, 1, 4)
 
 QUERY, QUERY_NORM = f"{LAYER}.attention.q_proj.weight", f"{LAYER}.attention.q_norm.weight"
 FC1, REGISTERS = f"{LAYER}.mlp.fc1.weight", "vit.embeddings.register_tokens"
+DISTANCES = f"{LAYER}.attention.relative_position_bias"  # tables of SAM
 SCORES = (f"{LAYER}.attention.relative_position_bias.table", "vit.relative_position_bias.table")
 TOKENS = ("vit.embeddings.cls_token", "vit.embeddings.distillation_token")
 # Settings that affect outputs but no tensor, with our fields. The defaults of the class are assumed.
@@ -116,6 +117,9 @@ class Parts:
     @property
     def heads(self) -> int | None:
         """Number of heads; None if neither a tensor nor a hint gives it."""
+        distances = self.get(f"{DISTANCES}.rows")
+        if distances is not None:
+            return self.there(QUERY).shape[0] // distances.shape[-1]
         tables, norm = [table for name in SCORES if (table := self.get(name)) is not None], self.get(QUERY_NORM)
         width = self.there(QUERY).shape[0]
         if tables:
@@ -153,9 +157,26 @@ class Parts:
     def patches(self) -> int | None:
         """Number of patches of an image; None if no position table shows it."""
         if (table := self.get(TABLE)) is not None:
-            return table.shape[-2] - sum(map(self.has, TOKENS))
+            return math.prod(table.shape[:-1]) - sum(map(self.has, TOKENS))
         distances = next((table.shape[0] - 3 for name in SCORES if (table := self.get(name)) is not None), None)
         return None if distances is None else ((math.isqrt(max(distances, 0)) + 1) // 2) ** 2
+
+    @cached_property
+    def windows(self) -> tuple[int, list[int]]:
+        """Side of the windows in patches, 0 for none, and the layers without windows.
+
+        Raises:
+            MappingError: No table shows them.
+        """
+        table, tables = self.get(TABLE), [self.get(f"{DISTANCES}.rows", layer) for layer in range(self.depth)]
+        if table is None or table.ndim != 4 or not all(one is not None for one in tables):
+            raise MappingError("no table of positions shows the windows:", ["give the folder with config.json"])
+        sides = [(one.shape[0] + 1) // 2 for one in tables if one is not None]
+        in_windows = {side for side in sides if side != table.shape[1]}
+        if len(in_windows) > 1:
+            raise MappingError("the tensors are not those of the class:", [f"windows of {sorted(in_windows)} patches"])
+        size = next(iter(in_windows), 0)
+        return size, [layer for layer, side in enumerate(sides) if size and side != size]
 
     @property
     def representation(self) -> int | None:
@@ -200,6 +221,11 @@ SHOWN: dict[str, Callable[[Parts], Any]] = {
     "num_labels": lambda parts: parts.there("classifier.weight").shape[0] if parts.has("classifier.weight") else 0,
     "pooler_output_size": lambda parts: parts.representation,
     "projection_dim": lambda parts: parts.representation,
+    "mlp_dim": lambda parts: parts.there(FC1).shape[0],
+    "use_abs_pos": lambda parts: parts.has(TABLE),
+    "use_rel_pos": lambda parts: parts.has(f"{DISTANCES}.rows"),
+    "window_size": lambda parts: parts.windows[0],
+    "global_attn_indexes": lambda parts: parts.windows[1],
     "drop_path_rate": lambda parts: 0.0,  # affects only training
 }
 

@@ -1422,7 +1422,7 @@ SAM = Family(
     {"use_class_token": False, "pooling": "mean", "final_norm": "none"},
     ("mlp_ratio", "scale", "use_abs_pos", "use_rel_pos", "window_size", "global_attn_indexes", "num_pos_feats",
      "downsample_channels", "output_channels"),
-    _read_sam, _write_sam, square=True, is_bare=False, left_out=("output_channels",), contract=MAPS,
+    _read_sam, _write_sam, square=True, left_out=("output_channels",), contract=MAPS,
 )  # fmt: skip
 AIMV2 = Family(
     "aimv2_vision_model", AIMV2_ROWS, (), AIMV2_SETTINGS,
