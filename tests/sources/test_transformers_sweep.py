@@ -49,7 +49,7 @@ RESIZED: dict[str, dict[str, Any] | None] = {
     "CHMv2": {}, "DPT": {}, "Qwen": {}, "Glm": {}, "Exaone": {}, "PaddleOCR": {}, "VideoLlama3": {}, "MLCD": {},
     "Pixio": {}, "Tips": {}, "Radio": {}, "Gemma4": {}, "Llama4": None, "Kimi": {},
     "Pixtral": {}, "Mistral3": {}, "LightOnOcr": {},
-    "ViTMAE": None, "Aimv2": None, "Sam": None, "GotOcr2": None, "DeepseekOcr2": {},
+    "ViTMAE": None, "Aimv2": None, "Sam": None, "Mgpstr": None, "GotOcr2": None, "DeepseekOcr2": {},
     "Cosmos3": {}, "GraniteDocling": None,
     "CLIPModel": None, "MetaClip2Model": None,
 }  # fmt: skip
@@ -114,7 +114,9 @@ def test_the_position_table_is_resampled_as_in_the_source(case: str) -> None:
     module = tiny_transformers(case)
     options = next((value for start, value in RESIZED.items() if case.startswith(start)), INTERPOLATED)
     if options is None or "Masked" in case:  # the class itself accepts no other size
-        expected = "bicubic_antialias" if case.startswith(("Aimv2", "Sam", "GotOcr2", "Llama4")) else "bicubic"
+        expected = (
+            "bicubic_antialias" if case.startswith(("Aimv2", "Sam", "GotOcr2", "Llama4", "Mgpstr")) else "bicubic"
+        )
         assert from_module(module).config.position_resampling == expected
         return
     if len(set(size_of(module))) > 1:

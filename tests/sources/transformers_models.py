@@ -127,6 +127,7 @@ GLM4V = {**MERGING, "hidden_size": 40, "intermediate_size": 20, "out_hidden_size
 GLM_OCR = {**GLM4V, "intermediate_size": 52, "out_hidden_size": 12}
 
 SAM = {**SIZES, "mlp_dim": 52, "image_size": 56, "patch_size": 14, "output_channels": 24}
+MGP_STR = {**SIZES, "mlp_ratio": 1.3, "image_size": (24, 56), "patch_size": (8, 14)}
 PROMPTS = {"hidden_size": 8, "image_size": 56, "patch_size": 14, "mask_input_channels": 4}
 MASKS = {"hidden_size": 8, "mlp_dim": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "iou_head_hidden_dim": 6}
 
@@ -362,6 +363,8 @@ _CASES: dict[str, Callable[[str], Any]] = {
     "GlmOcrVisionModel": _of(**GLM_OCR),
     "PaddleOCRVisionModel": _of(**SQUARE, **ROPE),
     "VideoLlama3VisionModel": _of(**{key: value for key, value in SQUARE.items() if key != "image_size"}, **ROPE),
+    "MgpstrModel": _of(**MGP_STR),
+    "MgpstrForSceneTextRecognition": _of(**MGP_STR, num_bpe_labels=7, num_wordpiece_labels=9),
     "SamVisionModel": _of(**SAM, window_size=3, global_attn_indexes=[5, 1, -1]),  # of 3 blocks
     "SamVisionModel without windows": _of(**SAM, window_size=0, qkv_bias=False),
     "SamVisionModel without positions": _of(**SAM, window_size=2, use_rel_pos=False, use_abs_pos=False),
@@ -404,6 +407,7 @@ REPRESENTATIVES = [
     "PixioModel", "Tipsv2VisionModel", "Tipsv2VisionModel, SwiGLU", "RadioModel", "Gemma4VisionModel",
     "Llama4VisionModel", "Kimi_K25VisionModel",
     "Exaone4_5_VisionModel", "Glm4vVisionModel", "GlmOcrVisionModel", "PaddleOCRVisionModel", "VideoLlama3VisionModel",
+    "MgpstrModel",
 ]  # fmt: skip
 
 # Tolerances of classes with a different order of operations; all others differ by 0.0.

@@ -511,6 +511,16 @@ SAM_ROWS = [
     Row("layers.{}.mlp.lin1", f"{LAYER}.mlp.fc1"),
     Row("layers.{}.mlp.lin2", f"{LAYER}.mlp.fc2"),
 ]
+MGP_STR_ROWS = [
+    *_patch_rows("embeddings.proj"),
+    Row("embeddings.cls_token", f"{EMBEDDINGS}.cls_token"),
+    Row("embeddings.pos_embed", TABLE, POSITIONS),
+    Row("encoder.blocks.{}.norm1", f"{LAYER}.layernorm_before"),
+    Row("encoder.blocks.{}.attn.qkv", LAYER_QKV, SPLIT_QKV),
+    Row("encoder.blocks.{}.attn.proj", f"{LAYER}.attention.o_proj"),
+    Row("encoder.blocks.{}.norm2", f"{LAYER}.layernorm_after"),
+    *_mlp_rows("encoder.blocks.{}.mlp"),
+]
 # Of Qwen3-VL, of the other Qwens and of GLM, whose patch projections are called as timm's.
 MERGER, QWEN_MERGER, GLM_MERGER = (f"merger.{name}.weight" for name in ("norm", "ln_q", "post_projection_norm"))
 
@@ -533,6 +543,7 @@ NOT_OURS = (
     "patch_generator.embedder.weight",  # RADIO
     "cls_register_token",
     "layers.0.layer_norm1.weight",  # SAM
+    "embeddings.pos_embed",  # MGP-STR
     MERGER,
     QWEN_MERGER,
     GLM_MERGER,
@@ -549,6 +560,7 @@ PROBES = (  # ViT's are the same as ours
     Probes("embeddings.patch_projection", "encoder.layer.{}", None),  # RADIO
     Probes("patch_conv", "transformer.layers.{}", None),  # Pixtral
     Probes("patch_embed", "layers.{}", None),  # SAM
+    Probes("embeddings.proj", "encoder.blocks.{}", None),  # MGP-STR
     Probes("post_conv_layernorm", "blocks.{}", "post_layernorm"),  # GLM-4V
     Probes("patch_embed", "blocks.{}", "post_layernorm"),  # GLM-OCR
     Probes("patch_embed", "blocks.{}", "merger"),  # Qwen
@@ -1424,6 +1436,19 @@ SAM = Family(
      "downsample_channels", "output_channels"),
     _read_sam, _write_sam, square=True, left_out=("output_channels",), contract=MAPS,
 )  # fmt: skip
+MGP_STR = Family(
+    "mgp-str", MGP_STR_ROWS, (),
+    {
+        **{ours: theirs for ours, theirs in SIZES.items() if ours not in ("intermediate_size", "hidden_act")},
+        **_alike("layer_norm_eps", "qkv_bias", "initializer_range", "drop_path_rate"),
+        "hidden_dropout_prob": "drop_rate", "attention_probs_dropout_prob": "attn_drop_rate",
+    },
+    {"hidden_act": "gelu", "final_norm": "none"},
+    ("mlp_ratio", "distilled", "max_token_length", "num_character_labels", "num_bpe_labels", "num_wordpiece_labels",
+     "output_a3_attentions"),
+    _read_janus, _write_janus, only={"distilled": (False, ", whose position is of no token")}, drop_path_rises=True,
+    pools=NOTHING,
+)  # fmt: skip
 AIMV2 = Family(
     "aimv2_vision_model", AIMV2_ROWS, (), AIMV2_SETTINGS,
     {"use_class_token": False, "pooling": "mean", "norm_type": "rms_norm", "mlp_type": "swiglu",
@@ -1798,6 +1823,7 @@ ARCHITECTURES = {
     "Llama4VisionModel": Architecture(LLAMA4, ignored=ADAPTER),
     "Kimi_K25VisionModel": Architecture(KIMI),
     "MLCDVisionModel": Architecture(MLCD),
+    "MgpstrModel": Architecture(MGP_STR),
     "SamVisionModel": Architecture(SAM, ignored=NECK),
     "SamHQVisionModel": Architecture(replace(SAM, model_type="sam_hq_vision_model"), ignored=NECK),
     "GotOcr2VisionEncoder": Architecture(replace(SAM, model_type="got_ocr2_vision"), ignored=NECK),
@@ -1833,7 +1859,7 @@ CANDIDATES = {
         "SamVisionModel", "Qwen2VisionTransformerPretrainedModel", "Qwen2_5_VisionTransformerPretrainedModel",
         "Exaone4_5_VisionModel", "Glm4vVisionModel", "GlmOcrVisionModel", "PaddleOCRVisionModel",
         "VideoLlama3VisionModel", "PixioModel", "Tipsv2VisionModel", "RadioModel",
-        "Gemma4VisionModel", "Llama4VisionModel", "Kimi_K25VisionModel",
+        "Gemma4VisionModel", "Llama4VisionModel", "Kimi_K25VisionModel", "MgpstrModel",
     ],
 }  # fmt: skip
 
@@ -1888,6 +1914,9 @@ CONTAINERS = {
     "OwlViTForObjectDetection": Container("OwlViTVisionModel", (*_inside(BESIDE, "owlvit"), *DETECTION)),
     "Owlv2Model": Container("Owlv2VisionModel", BESIDE, whole=True),
     "Owlv2ForObjectDetection": Container("Owlv2VisionModel", (*_inside(BESIDE, "owlv2"), *DETECTION)),
+    "MgpstrForSceneTextRecognition": Container(
+        "MgpstrModel", ignoring("reads characters, pieces and words", *(f"{kind}_*" for kind in ("char", "bpe", "wp")))
+    ),
     "SamVisionEncoder": Container("SamVisionModel", whole=True),
     "SamHQVisionEncoder": Container("SamHQVisionModel", whole=True),
     "SiglipModel": Container("SiglipVisionModel", TEXT),
