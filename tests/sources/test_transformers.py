@@ -375,6 +375,20 @@ def test_the_encoder_that_a_dpt_has_in_place_of_its_own_opens(tmp_path: Path) ->
         assert max(stage_differences(module.backbone, eager(model), pixels_for(module.backbone)).values()) == 0.0
 
 
+@pytest.mark.parametrize("kind", ["JanusVisionModel", "MgpstrModel", "RadioModel"])
+def test_a_ratio_of_an_mlp_is_written_from_which_its_width_comes_again(kind: str) -> None:
+    config = class_named(kind).config_class(
+        hidden_size=100, mlp_ratio=1.135, num_hidden_layers=1, num_attention_heads=5
+    )
+    assert 100 * (113 / 100) < 113  # which transformers rounds down
+    with torch.device("meta"):
+        module = class_named(kind)(config)
+    back = to_module(from_module(module), "transformers", layout=kind)
+    assert {name: tensor.shape for name, tensor in back.state_dict().items()} == {
+        name: tensor.shape for name, tensor in module.state_dict().items()
+    }
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "named"),
     [

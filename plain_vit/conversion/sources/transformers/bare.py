@@ -19,7 +19,7 @@ from ....configuration_plain_vit import PlainViTConfig
 from ....errors import AmbiguousCheckpointError, CheckpointError, MappingError, few
 from ...tables.engine import INDEX, Row, ignored_names, without_prefix
 from ...tables.format import DROP_HEAD, Hints, Inference, StateDict
-from ...tables.infer import grids, head_counts, image_sizes, pair, size_fault
+from ...tables.infer import grids, head_counts, image_sizes, pair, ratio_of, size_fault
 from .families import (
     ARCHITECTURES,
     CONTAINERS,
@@ -185,10 +185,13 @@ class Parts:
         return None if layer is None else layer.shape[0]
 
     @property
-    def mlp_ratio(self) -> int | None:
+    def mlp_ratio(self) -> float | None:
         """Ratio of the MLP's inner width to the hidden size, as DINOv2 defines it; None if there is no such ratio."""
-        inside = {gated_width(self.width, one) if self.is_gated else self.width * one: one for one in range(1, 17)}
-        return inside.get(self.there(FC1).shape[0])
+        inner = self.there(FC1).shape[0]
+        if not self.is_gated:
+            ratio = ratio_of(inner, self.width)
+            return int(ratio) if ratio % 1 == 0 else ratio
+        return next((one for one in range(1, 17) if gated_width(self.width, one) == inner), None)
 
 
 # Settings read from the tensors; None keeps the default. Each applies to the classes that declare it.

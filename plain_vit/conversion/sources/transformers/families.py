@@ -33,7 +33,7 @@ from ...tables.engine import (
     then,
 )
 from ...tables.format import Contract, Probes, StateDict
-from ...tables.infer import pair
+from ...tables.infer import pair, ratio_of
 
 # Transforms
 
@@ -892,7 +892,7 @@ def _write_dinov2(config: PlainViTConfig) -> dict[str, Any]:
 
 def _write_any_ratio(config: PlainViTConfig) -> dict[str, Any]:
     """Return the settings of DINOv2 where the ratio of a plain MLP may be any number."""
-    whole, ratio = _write_dinov2(config), config.intermediate_size / config.hidden_size
+    whole, ratio = _write_dinov2(config), ratio_of(config.intermediate_size, config.hidden_size)
     return whole if config.mlp_type == "swiglu" else {**whole, "mlp_ratio": int(ratio) if ratio % 1 == 0 else ratio}
 
 
@@ -1060,7 +1060,7 @@ def _read_janus(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_janus(config: PlainViTConfig) -> dict[str, Any]:
-    return {"mlp_ratio": config.intermediate_size / config.hidden_size}
+    return {"mlp_ratio": ratio_of(config.intermediate_size, config.hidden_size)}
 
 
 # Defaults of InternViT's own code, and Qianfan-OCR's names of its settings.
