@@ -224,7 +224,7 @@ def test_a_file_of_segment_anything_shows_everything(layout: str, settings: dict
 @pytest.mark.parametrize("width, height", [(137, 61), (50, 99), (192, 35), (20, 31), (96, 96)])
 def test_pixels_are_those_of_segment_anything(width: int, height: int, tmp_path: Path) -> None:
     torch.save(SAM_FILES["sam"](encoder_of_timm().state_dict()), tmp_path / "sam.pth")
-    processor = from_checkpoint(tmp_path / "sam.pth").image_processor
+    processor: Any = from_checkpoint(tmp_path / "sam.pth").image_processor
     image = PIL.Image.effect_noise((width, height), 60).convert("RGB")
     scale = 96 / max(width, height)  # as in `ResizeLongestSide` and `Sam.preprocess`, with its levels of 255
     sides = int(width * scale + 0.5), int(height * scale + 0.5)
@@ -239,10 +239,10 @@ def test_a_folder_of_timms_sam_opens_with_its_pixels(tmp_path: Path) -> None:
         "samvit_base_patch16", img_size=96, embed_dim=24, depth=3, num_heads=3, window_size=4
     )
     save_for_hf(randomize_(module), tmp_path, model_args={"img_size": 96})
-    opened = from_checkpoint(tmp_path)
+    processor: Any = from_checkpoint(tmp_path).image_processor
     transform: Any = timm.data.create_transform(**timm.data.resolve_data_config({"img_size": 96}, model=module))
     image = PIL.Image.effect_noise((150, 130), 60).convert("RGB")
-    assert torch.equal(opened.image_processor(image, return_tensors="pt").pixel_values[0], transform(image))
+    assert torch.equal(processor(image, return_tensors="pt").pixel_values[0], transform(image))
 
 
 @pytest.mark.parametrize(
