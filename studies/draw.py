@@ -180,8 +180,8 @@ def draw(study: Study, results: Mapping[str, Any]) -> Figure:
 
 
 def images_axis(study: Study) -> str:
-    """Return the label of the `x` of contenders: training images, or pre-training images if there are two stages."""
-    after = any("after" in (contender or {}) for contender in study.description["contenders"].values())
+    """Return the label of the `x` of contenders: training images, or pre-training images if all have two stages."""
+    after = all("after" in (contender or {}) for contender in study.description["contenders"].values())
     return "images of pre-training" if after else "training images"
 
 

@@ -39,6 +39,7 @@ from studies.results import (
 )
 from studies.study import FIRST, REPORT, ROOT, SCRIPTS, Run, Study, digest, is_plain_vit
 
+STARTING_POINT = "{model}"  # in an option: the model that the run starts from
 WAIT = 2.0  # seconds between checks of runs that other processes have claimed
 RECORDED = ("Python", "plain-vit", "torch", "transformers", "datasets", "processor", "accelerator")
 
@@ -279,7 +280,7 @@ def command(
     options = {**run.options, "learning_rate": f"{run.learning_rate:g}", "seed": run.seed, "output_dir": folder, **more}
     for name, value in options.items():
         values = value if isinstance(value, list) else [value]
-        words += [f"--{name}", *map(str, values)]
+        words += [f"--{name}", *(str(value).replace(STARTING_POINT, str(model)) for value in values)]
     return words
 
 

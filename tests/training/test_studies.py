@@ -169,6 +169,7 @@ def test_every_command_of_every_study_is_one_that_its_script_understands(name: s
             arguments = parse_arguments(kinds[run.script], words[words.index("--model") :], description=None)
             check_options(arguments)
             assert arguments.seed == 1
+            assert not any("{" in word for word in words)
             if size == "paper":
                 make_schedule(arguments, training_images(run), GPUS)  # raises if the warm-up is longer than the run
             if run.model is not None:
@@ -753,7 +754,7 @@ def test_few_shot_accuracies_are_drawn_over_the_size_of_the_pretraining_set() ->
     np.testing.assert_allclose(drawn["ViT"].get_ydata(), [35, 55])
     assert "ResNet (not run yet)" in drawn
     assert axis.get_xlabel() == images_axis(study) == "images of pre-training"
-    assert images_axis(open_study("labels", "desk")) == "training images"
+    assert {images_axis(open_study(name, "desk")) for name in ("labels", "unlabelled")} == {"training images"}
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["680", "3,400", "34,000"]
     assert len(few_shot.pretrained(study, {})) == 0
 
