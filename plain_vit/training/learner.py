@@ -79,7 +79,7 @@ class Learner:
         self.sharded: ShardedState | None = None
         self.closures: list[Callable[[], torch.Tensor]] = []  # one per micro-batch of the current step
         self.grad_norm = torch.zeros(())  # of the last step, before clipping
-        self.clipped_norm = torch.zeros(())  # of the last measured step, after clipping
+        self.clipped_norm: torch.Tensor | None = None  # after clipping, of the last step if it was measured
         self.skipped = False  # whether the last step was left out
         self.measures_update = False  # in this step
         self.update_ratios: dict[str, torch.Tensor] = {}  # of the last measured step, by parameter group
@@ -142,7 +142,7 @@ class Learner:
             if self.options.sharpness_radius:
                 repeat_uphill(self.model, self.closures, self.accelerator, self.options.sharpness_radius)
             self.closures.clear()
-            self.grad_norm, self.update_ratios = _whole(self._clip()), {}
+            self.grad_norm, self.clipped_norm, self.update_ratios = _whole(self._clip()), None, {}
             self.skipped = self.options.skip_nonfinite > 0 and not self.grad_norm.isfinite()
         if not self.skipped:
             self._update()

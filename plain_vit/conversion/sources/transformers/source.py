@@ -46,6 +46,7 @@ from .families import (
     CANDIDATES,
     COMPOSITES,
     CONTAINERS,
+    KERNEL,
     KERNELS,
     LAYER,
     NOT_OURS,
@@ -122,7 +123,9 @@ class TransformersFormat(Format):
         """Return whether a state dict has the patch embeddings and the first block of one of the families."""
         prefix, found = _prefix(names), set(names)
         # In some files (MSN, BEiT backbones), the blocks lack the prefix of the embeddings.
-        first = {f"{place}{mark}{leaf}" for place in ("", prefix) for mark in _marks() for leaf in ("", ".weight")}
+        ends = [end for end in PATCHES if any(f".{name}".endswith(f".{end}") for name in names)]
+        marks = {mark for end in ends for mark in _marks()[end]}
+        first = {f"{place}{mark}{leaf}" for place in ("", prefix) for mark in marks for leaf in ("", ".weight")}
         has_block = not found.isdisjoint(first) or not any(".0." in name for name in names)  # or the model has no block
         return prefix is not None and has_block and any(name.endswith(NOT_OURS) for name in names)
 
@@ -476,14 +479,18 @@ def _tower_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 @functools.cache
-def _marks() -> frozenset[str]:
-    """Return the names of the query projection, or of the fused projection, in the first block of each family."""
-    rows = (row for one in ARCHITECTURES.values() for row in (*one.family.rows, *one.family.on_disk))
-    marks = set()
-    for row in rows:
-        if any(name.removesuffix(".weight") == f"{LAYER}.attention.q_proj" for name in row.targets):
-            marks |= {name.replace("{}", "0") for name in row.sources}
-    return frozenset(marks)
+def _marks() -> Mapping[str, set[str]]:
+    """Return the names of the first block's projections of queries, by the name of the family's patch projection."""
+    marks: dict[str, set[str]] = {end: set() for end in PATCHES}
+    for family in (one.family for one in ARCHITECTURES.values()):
+        rows = [*family.rows, *family.on_disk]
+        query = f"{LAYER}.attention.q_proj"
+        queries = [row for row in rows if any(name.removesuffix(".weight") == query for name in row.targets)]
+        first = {name.replace("{}", "0") for row in queries for name in row.sources}
+        for row in rows:
+            if row.ours == KERNEL:
+                marks[family.mark or row.sources[0]] |= first
+    return marks
 
 
 def _closed(model_type: str) -> str:
