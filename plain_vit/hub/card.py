@@ -319,7 +319,8 @@ def _card(folder: Path, facts: ModelFacts) -> str:
     tensors = checkpoint.tensors.meta().values()
     labels = [str(label) for _, label in sorted((config.id2label or {}).items())] if classifies else []
     prepared = checkpoint.preprocessor_config or {}
-    edges = prepared.get("size") if not (prepared.get("do_center_crop") or prepared.get("pad_size")) else None
+    is_padded = prepared.get("do_pad") and prepared.get("pad_size")
+    edges = None if prepared.get("do_center_crop") or is_padded else prepared.get("size")
     many_sizes = bool(prepared.get("max_num_patches")) or (isinstance(edges, Mapping) and "longest_edge" in edges)
     card = ModelCard.from_template(
         _metadata(name, classifies, facts),

@@ -155,7 +155,7 @@ class Learner:
         """
         measured = self.optimizer.param_groups if self.measures_update and self.accelerator.sync_gradients else []
         before = [[weight.detach().clone() for weight in group["params"]] for group in measured]
-        if measured:
+        if measured and self.options.max_grad_norm:
             self.clipped_norm = _whole(_norm_of_gradients(self.model))
         self.optimizer.step()
         for group, weights in zip(measured, before, strict=True):

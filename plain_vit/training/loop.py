@@ -596,7 +596,7 @@ class Loop(Generic[ResultT]):
         values = self._means(self.window)
         logged = {f"train_{name}": value for name, value in values.items()}
         logged["grad_norm"] = float(self.learner.grad_norm)  # before clipping
-        if self.options.max_grad_norm and self.learner.clipped_norm is not None:
+        if self.learner.clipped_norm is not None:
             logged["grad_norm_clipped"] = float(self.learner.clipped_norm)
         logged |= self.learner.describe_groups()
         finite = {name: value for name, value in logged.items() if math.isfinite(value)}

@@ -209,6 +209,8 @@ def test_a_file_of_segment_anything_shows_everything(layout: str, settings: dict
     )
     opened = from_checkpoint(tmp_path / "sam.pth", verify=True)
     assert (opened.report.format, opened.report.layout) == ("segment_anything", layout)
+    in_windows = opened.model.config.window_attention is not None
+    assert in_windows != ("window_attention" in {one.field for one in opened.report.inferences})
     images = pixels(2, *opened.model.config.image_shape)
     with torch.no_grad():
         tokens, (ours, _) = peer.patch_embed(images) + peer.pos_embed, output_of(opened.model, images)
@@ -232,6 +234,8 @@ def test_pixels_are_those_of_segment_anything(width: int, height: int, tmp_path:
     mean, std = (torch.tensor(level)[:, None, None] for level in ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]))
     expected = nn.functional.pad((resized - mean) / std, (0, 96 - sides[0], 0, 96 - sides[1]))
     assert difference(processor(image, return_tensors="pt").pixel_values[0], expected) <= TOLERANCE
+    said = from_checkpoint(tmp_path / "sam.pth", image_std=(0.5, 0.25, 1.0)).image_processor
+    assert (said.image_std, said.image_mean, said.do_pad) == ((0.5, 0.25, 1.0), processor.image_mean, True)
 
 
 def test_a_folder_of_timms_sam_opens_with_its_pixels(tmp_path: Path) -> None:

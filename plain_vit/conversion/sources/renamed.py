@@ -67,7 +67,7 @@ class RenamedFormat(FileFormat):
         ignored: Patterns of names that the code does not read, each with the reason.
         mark: End of a name that every file has, if the other names are those of another source too.
         base_layout: Layout of `base`, if it is not that of the code base.
-        processor: Returns the image processor of the code base, if its code has one.
+        processor: Returns the image processor of the code base for RGB images, if its code has one.
     """
 
     name: str
@@ -80,7 +80,7 @@ class RenamedFormat(FileFormat):
     ignored: Sequence[tuple[str, str]] = ()
     mark: str = ""
     base_layout: str | None = None
-    processor: Callable[[PlainViTConfig], Any] | None = None
+    processor: Callable[[PlainViTConfig, Hints], Any] | None = None
     suffixes: tuple[str, ...] = (".pth", ".pt", ".safetensors")
 
     def layout_of(self, names: Collection[str]) -> str:
@@ -154,9 +154,9 @@ class RenamedFormat(FileFormat):
         """Return the image processor of timm's `config.json`, if there is one, or else of the code, or a default."""
         if "architecture" in settings:
             return TIMM.image_processor(config, {**settings, "architecture": None}, preprocessor, hints)
-        if self.processor is None or hints.image_mean is not None:
+        if self.processor is None or config.num_channels != 3:
             return super().image_processor(config, settings, preprocessor, hints)
-        return self.processor(config), [f"pixels are prepared as the code of {self.name} does"]
+        return self.processor(config, hints), [f"pixels are prepared as the code of {self.name} does"]
 
     def rows(self, config: PlainViTConfig, layout: str | None) -> list[Row]:
         """Return the other source's table with the names of the code base."""
@@ -403,12 +403,12 @@ SAM_ROWS = [
 ]  # fmt: skip
 
 
-def _sam_processor(config: PlainViTConfig) -> PlainViTImageProcessor:
+def _sam_processor(config: PlainViTConfig, hints: Hints) -> PlainViTImageProcessor:
     """Return a processor that resizes the longer side, and pads the shorter one at its end after normalisation."""
     height, width = config.image_shape
     return PlainViTImageProcessor(
         size={"longest_edge": max(height, width)}, do_pad=True, pad_size={"height": height, "width": width},
-        image_mean=IMAGENET_MEAN, image_std=IMAGENET_STD,
+        image_mean=hints.image_mean or IMAGENET_MEAN, image_std=hints.image_std or IMAGENET_STD,
     )  # fmt: skip
 
 

@@ -322,6 +322,9 @@ def _unshown(
             open_[field] = list(dict.fromkeys([defaults[setting], *candidates]))
     if parts.patch_size is None:
         open_["patch_size"] = _patch_sizes(parts.there(KERNEL).shape[1])
+    if "window_size" in defaults and parts.windows[0] == 0:
+        source = "tables as large as the image, in which windows of that size would not show"
+        inferences.append(Inference("window_attention", None, source))
     settings["image_size"] = _image_size(parts, inferences, open_)
     for ours, values in open_.items():
         if values:

@@ -1055,11 +1055,11 @@ def _check_internvl(settings: Mapping[str, Any]) -> list[str]:
     return faults
 
 
-def _read_janus(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _read_ratio(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"intermediate_size": int(settings["hidden_size"] * settings["mlp_ratio"])}
 
 
-def _write_janus(config: PlainViTConfig) -> dict[str, Any]:
+def _write_ratio(config: PlainViTConfig) -> dict[str, Any]:
     return {"mlp_ratio": ratio_of(config.intermediate_size, config.hidden_size)}
 
 
@@ -1407,7 +1407,7 @@ JANUS = Family(
     },
     {**SIGLIP.fixed, "embedding_dropout_prob": 0.0},
     ("mlp_ratio", "projection_dropout", "use_qk_norm", "depth", "projection_dim", "num_image_tokens"),
-    _read_janus, _write_janus, only={"use_qk_norm": (False, ", which the class itself cannot compute")},
+    _read_ratio, _write_ratio, only={"use_qk_norm": (False, ", which the class itself cannot compute")},
     equal=[("projection_dropout", "hidden_dropout_rate")], square=True,
     pools="returns its first patch, normalised twice", contract=Contract(others=("pooler_output",)),
 )  # fmt: skip
@@ -1446,7 +1446,7 @@ MGP_STR = Family(
     {"hidden_act": "gelu", "final_norm": "none"},
     ("mlp_ratio", "distilled", "max_token_length", "num_character_labels", "num_bpe_labels", "num_wordpiece_labels",
      "output_a3_attentions"),
-    _read_janus, _write_janus, only={"distilled": (False, ", whose position is of no token")}, drop_path_rises=True,
+    _read_ratio, _write_ratio, only={"distilled": (False, ", whose position is of no token")}, drop_path_rises=True,
     pools=NOTHING,
 )  # fmt: skip
 AIMV2 = Family(
